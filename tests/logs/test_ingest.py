@@ -1901,3 +1901,12 @@ def test_a_folder_holds_as_many_files_as_the_limit_says(tmp_path, monkeypatch, c
             list(group.files_under(tmp_path))
     else:
         assert len(list(group.files_under(tmp_path))) == count
+
+
+def test_a_window_outside_the_steps_is_refused(tmp_path, capsys):
+    log = str(LOGS / "megatron_2021_windows.log")  # steps 5 to 15
+    command = ["ingest", log, "--runs", str(tmp_path / "runs"), "--window"]
+    assert main([*command, "100:200"]) == 2
+    assert "steps 5 to 15: none lies in --window 100:200" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*/record.json"))
+    assert main([*command, "10:200"]) == 0

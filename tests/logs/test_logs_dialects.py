@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ RECORDS = [
     ("nanogpt.log", "nanogpt", 3, 0, 20, 10, 0.26, 0.255, None, 10.5, 8.5),
     ("verl.log", "verl", 2, 1, 2, 1, 18.0, 16.0, None, 0.25, 0.125),
     ("slime.log", "slime", 2, 0, 1, 1, 36.0, 32.0, 155.0, 0.5, 0.25),
+    ("nemo_rl.log", "nemo-rl", 2, 1, 2, 1, 41.0, 40.0, None, 0.75, 0.625),
     ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
     ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
     ("trainer_state.json", "hf-trainer-state", 2, 20, 40, 20, 2.5, 2.5, None, 3.5, 3.25),
@@ -700,3 +702,86 @@ def test_a_file_that_cannot_be_a_log_says_what_it_is(tmp_path, content, said):
     (tmp_path / "a.log").write_bytes(content)
     with pytest.raises(IngestError, match=f"{said}.*[Nn]ame a log"):
         summaries(tmp_path / "a.log", {})
+
+
+def test_llama2c_names_no_step(tmp_path):
+    line = "{n}0 | loss 8.5 | lr 4.9e-05 | 2500.00ms | mfu 0.25%\n"
+    found = read(
+        tmp_path, line.format(n=1) + "step 20: train loss 8, val loss 9\n" + line.format(n=2)
+    )
+    assert (found["family"], found["first_step"], found["last_step"]) == ("nanogpt", 10, 20)
+    assert (found["step_seconds_median"], found["loss_last"]) == (2.5, 8.5)
+
+
+def test_litgpt_tells_its_end(tmp_path):
+    line = "Epoch 1 | iter {n} step {n} | loss train: 1.5, val: n/a | iter time: 500.00 ms (step)\n"
+    text = line.format(n=1) + line.format(n=2)
+    assert read(tmp_path, text)["status"] == "interrupted"
+    assert read(tmp_path, text + "Training time: 1.00s\n")["status"] == "completed"
+
+
+def test_deepspeeds_timer_without_a_batch_leaves_the_time_to_the_clock(tmp_path):
+    line = "[2031-08-02 00:0{n}:00,500] [INFO] [timer.py:189:stop] 0/{n}0, SamplesPerSec=8.4\n"
+    found = read(tmp_path, "".join(line.format(n=n) for n in (1, 2, 3)))
+    assert found["step_seconds_median"] == pytest.approx(6.0)  # 60 s between ten steps
+    assert found["global_batch_size"] is None  # 8.4 is the mean since the start
+
+
+def test_a_record_of_verl_goes_on_in_the_line_that_a_terminal_began(tmp_path):
+    head = "(pid=1) step:{n} - actor/pg_loss:0.5 - response_length/cl\n"
+    tail = "ip_ratio:0.004 - perf/throughput:640.0 - timing_s/step:{n}6.5 - x/y:1\n"
+    found = read(
+        tmp_path, (head + tail).format(n=1) + "other - line:1\n" + (head + tail).format(n=1)
+    )
+    assert (found["n_records"], found["step_seconds_median"]) == (1, 16.5)
+    assert found["tokens_per_second_per_gpu_median"] == 640.0
+
+
+def test_a_dict_that_was_pasted_without_its_first_sign_is_a_record(tmp_path):
+    text = "'loss': 3.5, 'learning_rate': 1e-05, 'epoch': 0.5, 'global_step/max_steps': '5/90'}\n"
+    found = read(tmp_path, text)
+    assert (found["family"], found["first_step"], found["loss_first"]) == ("hf-trainer", 5, 3.5)
+
+
+def test_a_bar_before_a_record_in_its_line_is_no_part_of_it(tmp_path):
+    line = "  1%|#| {a}/90 [00:32<53:42,  3.25s/it, loss=9.5]Iter {b}: Train loss 8.5, It/sec 0.5\n"
+    found = read(tmp_path, line.format(a=1, b=2) + line.format(a=2, b=3))
+    assert (found["first_step"], found["loss_first"], found["step_seconds_median"]) == (2, 8.5, 2.0)
+
+
+def test_three_stamped_steps_with_a_loss_are_a_log(tmp_path):
+    line = "DLL 2031-08-02 00:0{n}:00.500000 - Training Iteration: {n}0  step_loss : 8.5\n"
+    found = read(tmp_path, "".join(line.format(n=n) for n in (1, 2, 3)))
+    assert (found["n_records"], found["last_step"], found["loss_last"]) == (3, 30, 8.5)
+    assert found["step_seconds_median"] == pytest.approx(6.0)
+    with pytest.raises(IngestError):
+        read(tmp_path, "".join(line.format(n=n)[27:] for n in (1, 2, 3)))  # no stamps
+
+
+def test_milliseconds_a_batch_are_the_time_and_a_validation_is_no_record(tmp_path):
+    line = "| epoch 1 step {n}0 | {n}0 batches | lr 0.1 | ms/batch 2500.00 | loss 8.5 | ppl 9\n"
+    valid = "| Eval 1 at step 25 | time: 99.5s | valid loss 4.5 | valid ppl 6\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=2) + valid + line.format(n=3))
+    assert (found["n_records"], found["step_seconds_median"], found["loss_last"]) == (3, 2.5, 8.5)
+
+
+def test_records_that_a_mail_wrapped_at_words_are_put_together(tmp_path):
+    words = (
+        "[rank0]:[titan] 2031-08-02 00:00:0{n},500 - root - INFO - step:  {n}  loss: 8.5 "
+        "grad_norm: 1.5  memory:  3.50GiB(2.17%)  tps: 1,500 tflops: 2.5  mfu: N/A"
+    )
+    text = "".join(textwrap.fill(words.format(n=n), 72) + "\n" for n in (1, 2, 3))
+    assert len(text.splitlines()) == 9
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["loss_last"]) == (3, 8.5)
+    assert found["tokens_per_second_per_gpu_median"] == 1500.0
+    assert found["tflops_per_second_per_gpu_logged_median"] == 2.5
+
+
+def test_steps_of_coarse_epochs_are_even(tmp_path):
+    # 24,128 steps an epoch: 0.02 is 483 +- 121, and every 500 fits 0.02 to 0.10
+    epochs = ("0.02", "0.04", "0.06", "0.08", "0.1")
+    dicts = [f"{{'loss': 8.5, 'learning_rate': 0.1, 'epoch': {epoch}}}\n" for epoch in epochs]
+    bar = "  8%|#| 1999/24128 [1:52:09<20:27:23,  3.33s/it]\n"
+    found = read(tmp_path, "".join(dicts[:3]) + bar + "".join(dicts[3:]))
+    assert (found["first_step"], found["last_step"], found["log_interval"]) == (500, 2500, 500)

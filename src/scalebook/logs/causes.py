@@ -273,6 +273,7 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("EXIT_CODE=0", "completed"),
     ("Training completed", "completed"),
     ("Training finished", "completed"),
+    ("Training time: ", "completed"),  # LitGPT
     ("trainer finished", "completed"),
     ("`Trainer.fit` stopped: `max_steps=", "completed"),
 )

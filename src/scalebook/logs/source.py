@@ -297,11 +297,18 @@ class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
 
     def texts(self) -> Iterator[str]:
-        """Yield the text; a line continues if it has the full width or ends in a bar."""
+        """Yield the text; a line continues if it is full, ends in a bar or had no room left."""
         lines = "".join(super().texts()).split("\n")
         width = max(map(len, lines))
-        wrapped = width >= _NARROWEST and sum(len(line) == width for line in lines) > 1
+        words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
+        full = [len(line) == width >= _NARROWEST for line in lines]
+        tight = [
+            bool(line and word) and len(line) + len(word) >= width >= _NARROWEST
+            for line, word in zip(lines, words, strict=True)
+        ]
+        at_words = sum(tight) >= 2 * sum(full)  # else wrapped inside words too
+        goes_on = tight if at_words else [on and sum(full) > 1 for on in full]
         yield "".join(
-            line if (wrapped and len(line) == width) or line.rstrip().endswith("|") else line + "\n"
-            for line in lines
+            line if line.rstrip().endswith("|") else line + ("\n", " " if at_words else "")[on]
+            for line, on in zip(lines, goes_on, strict=True)
         )

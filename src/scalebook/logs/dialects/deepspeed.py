@@ -6,7 +6,7 @@ import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD
-from scalebook.logs.numbers import integer, names, number
+from scalebook.logs.numbers import MISSING, integer, names, number
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -43,7 +43,7 @@ class DeepSpeed(LineDialect):
         super().__init__()
         self._pipeline = False
         self._timers: list[dict[str, float]] = []
-        self._profiler = False
+        self._profiler = self._mean = False
 
     def line(self, line: str) -> bool:
         """Take a record, the running total of skipped steps, or the profiler's sizes."""
@@ -77,6 +77,8 @@ class DeepSpeed(LineDialect):
         found = TIMER.search(line)
         if found and not self._pipeline and len(self._timers) < 1_000_000:
             row = {"step": number(found[1]), "samples_per_second": number(found[3] or found[2])}
+            row["clock"] = self.clock(line[: found.start()])
+            self._mean = not found[3]
             if found[4]:  # what it calls GB is GiB
                 row["allocated_gib"] = number(found[5])
             self._timers.append(row)
@@ -92,7 +94,10 @@ class DeepSpeed(LineDialect):
             rate = row["samples_per_second"]
             if isinstance(batch, int) and rate > 0:
                 row["seconds"] = batch / rate
+            elif self._mean:  # since the start: with the time of a step it gives no batch
+                row["samples_per_second"] = MISSING
             self.out.step(row)
+        self.seconds_by_clock()
         if self._timers and not isinstance(batch, int):
             self.out.job.note(
                 "The throughput timer gives samples per second; the batch size is not printed."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
@@ -43,6 +44,18 @@ def _step_of(record: _Record, length: float, half_digit: float) -> float:
     if error > 0.5:
         step = next((bar for bar in record.bars if abs(bar - step) <= error + 0.5), step)
     return float(round(step))
+
+
+def _even(steps: list[float], error: float) -> list[float]:
+    """Return the multiples of the roundest interval that the steps allow, else the steps."""
+    if not error > 0.5 or len(steps) < 3 or any(map(math.isnan, steps)):
+        return steps
+    for interval in (digit * 10**size for size in range(6, 0, -1) for digit in (5, 2, 1)):
+        even = [float(round(step / interval) * interval) for step in steps]
+        near = all(abs(a - b) <= error for a, b in zip(even, steps, strict=True))
+        if near and all(b - a == interval for a, b in pairwise(even)):
+            return even
+    return steps
 
 
 @dataclass(slots=True)
@@ -101,13 +114,21 @@ class ProgressBars:
         """Give the collector every record with its step, and step times where they follow."""
         half_digit = self._half_digit()
         length = self._steps_an_epoch(half_digit)
-        for record in self.records:
-            step = record.step
+        steps = [record.step for record in self.records]
+        for row, record in enumerate(self.records):
             record.bars = record.bars[::-1] if self.redrawn else record.bars
-            if math.isnan(step) and length and record.epoch > 0:
-                step = _step_of(record, length, half_digit)
-            elif math.isnan(step) and record.bars:
-                step = float(record.bars[0])
+            if math.isnan(record.step) and length and record.epoch > 0:
+                steps[row] = _step_of(record, length, half_digit)
+            elif math.isnan(record.step) and record.bars:
+                steps[row] = float(record.bars[0])
+        if (
+            length
+            and length * half_digit > 0.5
+            and len(steps) > 2
+            and not any(map(math.isnan, steps))
+        ):
+            steps = _even(steps, length * half_digit)
+        for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
@@ -165,8 +186,10 @@ class HFTrainer(LineDialect):
     name = "hf-trainer"
     markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics")
     signature = re.compile(
-        r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*['\"](?:learning_rate|lr|epoch)['\"]: "
-        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
+        r"(?:\{|^(?=['\"]loss))[^{}\n]*['\"]loss['\"]: [^{}\n]*"
+        r"['\"](?:learning_rate|lr|epoch)['\"]: "
+        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
+        re.MULTILINE,
     )
 
     assignments = True
@@ -185,6 +208,8 @@ class HFTrainer(LineDialect):
         """Take dicts and bars, several of which may stand in one line, and settings."""
         taken = False
         line, self._open = self._open + line, ""
+        if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
+            line = "{" + line
         if "{" in line and (start := _OPEN.search(line[-_LONGEST_DICT:])):
             self._open = start[0]
         for found in _DICT.finditer(line) if "{" in line else ():

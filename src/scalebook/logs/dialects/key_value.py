@@ -33,7 +33,6 @@ class Nanochat(LineDialect):
     markers = ("tok/sec:",)
     signature = re.compile(r"\bstep \d+(?:/\d+)? [^\n]{0,200}\| dt: [\d.,]+ ?m?s \| tok/sec: ")
     first_number = 0
-    _RECORD = re.compile(r"\bstep (\d+)(?:/(\d+))? [^\n|]*\|")
     _RANK = re.compile(r"Tokens / micro-batch / rank: (\d+) x (\d+) = ([\d,]+)")
     _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
@@ -44,24 +43,15 @@ class Nanochat(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a record, or one of the lines on the batch."""
-        found = self._RECORD.search(line) if "tok/sec:" in line else None
-        if found is None:
+        if "tok/sec:" not in line or "step " not in line:
             if "atch" in line:
                 self._batch(line)
             return False
-        row = {"step": float(found[1])}
-        for field in line[found.end() :].split("|"):
-            key, _, text = field.partition(":")
-            key, text = key.strip(), text.strip()
-            if key == "dt":
-                row["seconds"] = number(text) * (1e-3 if text.endswith("ms") else 1.0)
-            elif key in ("loss", "grad norm", "tok/sec"):
-                column = {"loss": "loss", "grad norm": "grad_norm"}.get(key, "tokens_per_second")
-                row[column] = number(text)
+        row, total = Pairs.of(line)
         if self.cut and "tokens_per_second" not in row:
             self.out.job.counts.broken_records += 1
-            return True
-        self.out.step(row, total=integer(found[2]) if found[2] else None)
+        else:
+            self.out.step(row, total=total)
         return True
 
     def _batch(self, line: str) -> None:
@@ -86,7 +76,7 @@ class Nanochat(LineDialect):
 
 
 class NanoGPT(LineDialect):
-    """nanoGPT and what came of it: build-nanogpt, llm.c and modded-nanogpt; rates are of the job.
+    """nanoGPT and its kin (build-nanogpt, llm.c, llama2.c, modded-nanogpt); rates are of the job.
 
     nanoGPT's time is that of the last iteration; modded-nanogpt prints the time since the start.
     """
@@ -100,8 +90,11 @@ class NanoGPT(LineDialect):
         rf"|\bstep +(?P<step2>\d+)(?:/(?P<total>\d+))? \| (?:train )?loss:? +(?P<loss2>{_NUMBER})\b"
         rf"[^\n]{{0,120}}\| (?:dt: )?(?P<ms2>[\d.]+) ?ms \|(?: *(?P<mfu2>-?[\d.]+)% bf16 MFU \|)?"
         rf" *(?:tok/sec: *(?P<rate>[\d.,]+)|(?P<rate2>[\d.,]+) tok/s)"
+        rf"|^(?P<step4>\d+) \| loss (?P<loss4>{_NUMBER}) \| lr [\d.e+-]+ \| (?P<ms4>[\d.]+)ms"
+        rf"(?: \| mfu (?P<mfu4>-?[\d.]+)%)?"  # llama2.c
         rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:train_loss:(?P<loss3>{_NUMBER}) )?"
-        rf"train_time:(?P<since>[\d.]+)ms step_avg:"
+        rf"train_time:(?P<since>[\d.]+)ms step_avg:",
+        re.MULTILINE,
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
@@ -117,7 +110,7 @@ class NanoGPT(LineDialect):
             told = self._TOKENS.search(line) if "tokens per iteration" in line else None
             self._tokens = (whole(told[1]) or 0) if told else self._tokens
             return False
-        cells = {name.rstrip("23"): text for name, text in found.groupdict().items() if text}
+        cells = {name.rstrip("234"): text for name, text in found.groupdict().items() if text}
         if self.cut and found.end() == len(line):
             self.out.job.counts.broken_records += 1
             return True
@@ -148,26 +141,29 @@ class Verl(LineDialect):
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
     _COLUMNS: ClassVar = names("verl")
+    _row: dict[str, float] | None = None  # of the line before
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
         found = self._RECORD.search(line) if "step:" in line else None
-        if found is None:
+        before, self._row = self._row or {}, None
+        if found is None and not (before and " - " in line):
             return False
-        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(
-            line[found.end() :])}  # fmt: skip
-        row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
-        for key, column in self._COLUMNS.items():
-            if key in cells:
-                row.setdefault(column, cells[key])
-        if len(row) > 2 and not (self.cut and "seconds" not in row):
-            self.out.step(row)
+        text = line[found.end() :] if found else line
+        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(text)}
+        row = {ours: cells[key] for key, ours in reversed(self._COLUMNS.items()) if key in cells}
+        if found is None:  # a terminal wrapped the record
+            for column in row.keys() - before.keys():
+                self.out.job.table.amend(column, row[column])
+        elif row and not (self.cut and "seconds" not in row):
+            head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
+            self.out.step(head | row)
+            self._row = row
         return True
 
     def finish(self) -> None:
         """Take step times from the clock where none are printed."""
-        for job in self.out.jobs:
-            seconds_from(job, "clock", 1.0, "time stamps")
+        self.seconds_by_clock()
 
 
 class Slime(LineDialect):
@@ -230,19 +226,16 @@ class OLMoCore(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take the head of a record or a line of the one that is open."""
-        found = self._RECORD.search(line) if "[step=" in line else None
+        found = self._RECORD.search(line)
         if found:
             self._emit()
-            self._row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
+            self._row = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
             self._steps = integer(found[2]) if found[2] else None
             return True
-        pair = self._PAIR.search(line) if self._row and "=" in line else None
+        pair = self._PAIR.search(line) if self._row else None
         if pair is None or self.cut:
             return pair is not None
-        column, value = self._COLUMNS[pair[1]], number(pair[2])
-        if column == "seconds":  # batches per second
-            value = 1 / value if value > 0 else MISSING
-        self._row.setdefault(column, value / 100 if column == "mfu" else value)
+        self._row.setdefault(*_cell(self._COLUMNS[pair[1]], number(pair[2]), "%"))
         return True
 
     def _emit(self) -> None:
@@ -253,9 +246,20 @@ class OLMoCore(LineDialect):
     def finish(self) -> None:
         """Read the record that is open, and take step times from the clock if none are printed."""
         self._emit()
+        self.seconds_by_clock()
         for job in self.out.jobs:
-            seconds_from(job, "clock", 1.0, "time stamps")
             tokens_from_totals(job)
+
+
+class NeMoRL(OLMoCore):
+    """``=== Step 1/10 ===`` with ``Loss: ..`` and ``Total step time: ..`` in lines below it."""
+
+    name = "nemo-rl"
+    markers = ("Total step time: ",)
+    signature = re.compile(r"Total step time: [\d.]+s")
+    _RECORD = re.compile(r"={5,} Step (\d+)/(\d+) ={5,}")
+    _COLUMNS: ClassVar = names("nemo-rl")
+    _PAIR = re.compile(rf"^\W*({'|'.join(map(re.escape, _COLUMNS))}): +{_VALUE}")
 
 
 class Pairs(LineDialect):
@@ -288,15 +292,17 @@ class Pairs(LineDialect):
         """Whether enough lines hold a loss and a time or a rate, at a step that rises if at any."""
         if not super().recognises(text):
             return False
-        last, count, without = -1.0, 0, 0
+        last, count, without, stamped = -1.0, 0, 0, 0
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
-            row, _ = cls._read(line)
+            row, _ = cls.of(line)
             if "loss" in row and row.keys() & _TIMED:
                 step = row.get("step", MISSING)
                 without += "step" not in row
                 count = count + 1 if step > last else int("step" in row)
                 last = step if "step" in row else last
-            if count >= cls._FEWEST or without >= cls._FEWEST_COUNTED:
+            elif "loss" in row and row.get("step", MISSING) > last and clock_of(line) > 0:
+                last, stamped = row["step"], stamped + 1
+            if count >= cls._FEWEST or max(without, stamped) >= cls._FEWEST_COUNTED:
                 return True
         return False
 
@@ -317,11 +323,13 @@ class Pairs(LineDialect):
         return None
 
     @classmethod
-    def _read(cls, line: str) -> tuple[dict[str, float], int | None]:
+    def of(cls, line: str) -> tuple[dict[str, float], int | None]:
         """Return the columns of a line and the steps in all; no step where it states none."""
         row: dict[str, float] = {}
         if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
             return row, None
+        bar, _, behind = line.rpartition("]")
+        line = behind if "oss" in behind and bar_state(bar) else line  # drawn before the record
         total = cls._at(line, row)
         for key, text, unit in _named().findall(line):
             column, scale = _columns()[_plain(key)]
@@ -335,8 +343,9 @@ class Pairs(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a record."""
-        row, total = self._read(line)
+        row, total = self.of(line)
         loss, timed = "loss" in row, bool(row.keys() & _TIMED)
+        timed = timed and (loss or "valid" not in line)
         if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):
             return False
         if self.cut and not timed:
@@ -397,6 +406,7 @@ def _columns() -> dict[str, tuple[str, float]]:
     """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
     found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
     times = [name for name, (column, _) in found.items() if column == "seconds"]
+    found |= {f"ms/{each}": ("seconds", 1e-3) for each in ("batch", "step", "iter")}
     for unit, scale in (("ms", 1e-3), ("s", 1.0)):
         found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f" {unit}")}
     return found
@@ -411,7 +421,7 @@ def _named() -> re.Pattern[str]:
     longest = sorted(_columns(), key=len, reverse=True)
     names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
     return re.compile(
-        rf"(?<![\w/-])(?<!val )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
+        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
         r"(?:\s*[:=]\s*|\s+)"
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
         r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",

@@ -34,6 +34,7 @@ ENTRIES = (  # module:class
     "key_value:Verl",
     "key_value:Slime",
     "key_value:OLMoCore",
+    "key_value:NeMoRL",
     "nemo:NeMoAutomodel",
     "pytorch:TorchTitan",
     "prime_rl:PrimeRL",

@@ -119,4 +119,10 @@ def _known(
 ) -> LogConfig:
     known = observe_with(job, supplied, name)
     known.window = window
+    steps = job.table.column("step")
+    if window and len(steps) and not any(window[0] <= step <= window[1] for step in steps):
+        raise IngestError(
+            f"{name} has steps {job.first_step} to {job.last_step}: none lies in --window "
+            f"{window[0]}:{window[1]}. Choose steps of the log."
+        )
     return known
