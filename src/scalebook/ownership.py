@@ -52,7 +52,8 @@ def _locked(directory: Path, *, create: bool) -> TextIO:
     deadline = time.monotonic() + LOOK_SECONDS
     while True:
         if create:
-            directory.mkdir(exist_ok=True)
+            with suppress(FileExistsError):  # exist_ok would look at what may be gone by now
+                directory.mkdir()
         try:
             stream = untrusted.updated(directory / FILE, create=True)
         except FileNotFoundError:

@@ -119,6 +119,22 @@ def test_ingesting_at_the_same_time_writes_one_whole_run(tmp_path, monkeypatch):
     assert len(read_run(path).steps) == 6
 
 
+def test_a_directory_that_is_published_while_it_is_made_is_made_anew(tmp_path, monkeypatch):
+    """Another process renames it between the call that finds it there and the next look at it."""
+    directory, make, seen = tmp_path / "run", os.mkdir, []
+
+    def published_meanwhile(path, *rest):
+        seen.append(path)
+        if len(seen) == 1:
+            raise FileExistsError(path)
+        make(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", published_meanwhile)
+    with ownership.owned(directory, create=True):
+        assert (directory / ownership.FILE).exists()
+    assert len(seen) == 2
+
+
 def test_recovering_during_an_ingest_leaves_its_directory_alone(tmp_path, monkeypatch):
     seen = []
 
