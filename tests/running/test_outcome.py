@@ -122,6 +122,18 @@ def test_the_trainers_word_for_divergence_is_its_line_or_its_exit_code(log: list
     assert classify(evidence(*log)).status == "diverged"
 
 
+@pytest.mark.parametrize("code", [1, 137, 143])
+def test_a_log_that_tells_of_divergence_wins_over_every_other_end(code: int):
+    lines = ["DIVERGED: the loss of step 4 is not finite", *traceback("ValueError: b")]
+    found = classify(evidence(*lines, code=code))
+    assert (found.status, found.cause, found.reason) == (
+        "diverged",
+        "not_finite",
+        "Training diverged: the loss of step 4 is not finite (after step 3 of 20).",
+    )
+    assert found.log_tail[0] == lines[0]
+
+
 def test_a_collective_that_timed_out_is_named_with_its_rank():
     line = (
         "[rank2]:[E ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
