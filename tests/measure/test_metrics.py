@@ -684,6 +684,23 @@ def test_steps_of_other_tokens_are_evened_to_the_mean():
     assert window._evened([1.0, 2.0], [100, 300]) == [2.0, pytest.approx(4 / 3)]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected", "reason"),
+    [
+        ((2.0, 3.0), (2.0, 3.0, 1, 0.5), None),
+        ((3.0, 2.0, 2.5), (2.0, 3.0, 0, 0.5), None),
+        ((2.0, 2.0), (2.0, 2.0, 0, 0.0), None),
+        ((2.0,), (None,) * 4, "No straggler can be named: one rank."),
+        ((0.0, 2.0), (None,) * 4, "A rank has no time above zero."),
+        ((2.0, 1e9), (None,) * 4, "A rank has no time above zero."),
+        ((), (None,) * 4, "No straggler can be named: not every step has a time of every rank."),
+    ],
+)
+def test_the_spread_of_ranks_is_the_slowest_over_the_fastest(ranks, expected, reason):
+    found = window.stragglers(steps([8.0] * 3, rank_step_seconds=ranks))
+    assert list(found.values()) == [*expected, reason]
+
+
 def test_the_load_of_experts_is_the_mean_over_steps_that_all_tell_it():
     def loads(*values):
         return window.expert_load([replace_load(value) for value in values])

@@ -326,6 +326,14 @@ def test_the_tail_of_the_mean_is_solved_for():
     assert posterior.half_width(0.99) > half
 
 
+@pytest.mark.parametrize("scale", [1e-9, 0.3, 1.0, 40.0])
+def test_a_tail_is_solved_for_whatever_its_shape_and_the_first_guess(scale):
+    """By hand: exp(-h) is 0.05 at ln 20, and a tail that jumps is solved at its jump."""
+    assert _solve(lambda h: math.exp(-h), 0.05, scale) == pytest.approx(math.log(20), rel=1e-4)
+    jumping = _solve(lambda h: 1.0 if h < 7.5 else 0.0, 0.05, scale)
+    assert jumping == pytest.approx(7.5, rel=2e-5)
+
+
 def test_blocks_are_means_of_neighbours_from_the_end():
     assert blocks([1.0, 2.0, 3.0, 4.0, 6.0], 2) == ([2.5, 5.0], 2)
     assert blocks([1.0, 2.0], 5) == ([1.0, 2.0], 1)
