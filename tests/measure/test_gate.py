@@ -91,6 +91,20 @@ def test_the_level_is_shared_out_over_the_comparisons(folders):
     assert compared()["dp"].low == by_hand(0.95).low  # what has no rate is not compared
 
 
+@pytest.mark.parametrize(("platform", "percent"), [("h100", 0.5), ("cpu", 2)])
+def test_the_spread_of_starts_is_that_of_the_platform_unless_it_is_stated(
+    tmp_path, platform, percent
+):
+    for folder in ("base", "new"):
+        made = config(platform=platform, model="llama3.1-8b", precision="bf16")
+        write_run(tmp_path / folder, folder, made, seconds=2.0, steps=80, device="any")
+    sides = [read_runs(tmp_path / folder)[0] for folder in ("base", "new")]
+    (found,) = check(*sides)
+    assert found.verdict.start_spread == percent / 100
+    (stated,) = check(*sides, starts=0.01)
+    assert stated.verdict.start_spread == 0.01
+
+
 def test_a_change_that_must_be_seen_is_above_the_tolerance(folders):
     runs = read_runs(folders[0])[0]
     for tolerance in (0.05, 0.06):
@@ -226,6 +240,14 @@ def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
     assert found["case 1"].get("message") == "detail 1"
     assert found["case 1"].text == "tp: 1 against 2"
     assert found["case 3"].get("message") == "missing: detail 3"
+
+
+def test_junit_is_an_xml_document_without_a_character_that_xml_forbids():
+    text = junit([GateCheck("a\x00b", "pass", "c\ud800\td\ue000", (), ())])
+    assert text.splitlines()[0].startswith("<?xml version='1.0' encoding=")
+    assert text.endswith("</testsuite>\n")
+    (case,) = ElementTree.fromstring(text.partition("\n")[2])
+    assert (case.get("name"), case[0].text) == ("a?b", "c?\td\ue000")
 
 
 def test_the_table_has_what_failed_first_and_what_differs_there_alone():

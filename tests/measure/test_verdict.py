@@ -189,6 +189,42 @@ def record(name, requested=None, **environment):
     )  # fmt: skip
 
 
+def side(name, steps, tokens=None, platform=None):
+    """Return a side of one run by its rates, with its platform where one is given."""
+    rates = [(Estimate(math.log(one), 1e-6, 50),) if one else None for one in (steps, tokens)]
+    runs = (record(name, {"platform": platform}),) if platform else ()
+    return Side(name, *rates, runs, sources=frozenset({(name, 0)}))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ratio", "rate"),
+    [
+        (side("a", 1.0, 300.0), side("b", 2.0, 200.0), 1.5, "tokens/s of all GPUs"),
+        (side("a", 1.0, 300.0), side("b", 2.0), 0.5, "steps/s"),
+        (side("a", 1.0), side("b", 2.0, 200.0), 0.5, "steps/s"),
+        (side("a", 1.0), side("b", 2.0), 0.5, "steps/s"),
+    ],
+)
+def test_tokens_are_compared_where_both_sides_tell_them_and_else_steps(a, b, ratio, rate):
+    verdict, left_out = judge(a, b)
+    assert (verdict.ratio, verdict.rate, left_out) == (pytest.approx(ratio), rate, None)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "percent"),
+    [(("h100", "h100"), 0.5), (("cpu", "cpu"), 2), (("h100", "cpu"), 2), ((None, None), 0.5)],
+)
+def test_the_larger_spread_of_starts_of_either_platform_is_assumed(platforms, percent):
+    a, b = (side(name, 1.0, None, one) for name, one in zip("ab", platforms, strict=True))
+    half = math.sqrt(2) * 1.959964 * percent / 100
+    for pair in ((a, b), (b, a)):
+        verdict, _ = judge(*pair)
+        assert verdict.start_spread == percent / 100
+        assert math.log(verdict.high) == pytest.approx(half, rel=1e-5)
+        stated, _ = judge(*pair, 0.01)
+        assert stated.start_spread == 0.01
+
+
 def test_what_differs_is_what_matters_and_each_with_both_values():
     a = record("a", {"micro_batch_size": 1, "repeat": 0}, torch="2.8", variables={"X": "1"},
                hostname="n1")  # fmt: skip
