@@ -228,7 +228,9 @@ def test_the_next_trial_must_leave_time_for_the_full_run() -> None:
     step = found.next(0.0)
     assert not isinstance(step, str) and step.config.micro_batch_size == 1
     assert found.next(0.1) == "budget"
-    assert begin().next(0.0) == "nothing fits"
+    nothing = begin()
+    assert nothing.next(0.0) == "nothing fits"
+    assert (nothing.width(), nothing.survivors, nothing.leader) == (0, (), None)
 
 
 def test_the_better_half_is_tried_again_before_a_layout_beyond_the_width() -> None:
