@@ -381,6 +381,8 @@ def test_a_difference_of_settings_is_said_with_both_values():
         (0.96, 1.04, "pass", "No change that the noise lets one see: between -4 and +4 %"),
         (0.94, 1.04, "cannot tell", "A change of 5 % would not be seen: between -6 and +4 %"),
         (0.995, 1.06, "cannot tell", "A change of 5 % would not be seen: between -0.5 and +6 %"),
+        (0.95, 1.04, "cannot tell", "A change of 5 % would not be seen: between -5 and +4 %"),
+        (0.96, 1.05, "cannot tell", "A change of 5 % would not be seen: between -4 and +5 %"),
     ],
 )  # fmt: skip
 def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
@@ -596,6 +598,19 @@ def test_a_run_without_a_rate_is_named_once(tmp_path, versus, words):
     assert versus("failed", "sound")["reason"].count("failed:") == 1
     assert words("failed", "sound").startswith("Cannot tell. failed: The run did not complete")
     assert words("failed", "failed").count("failed") == 1
+
+
+def test_a_run_whose_number_of_gpus_is_unknown_has_no_rate_to_compare(tmp_path, versus):
+    runs = tmp_path / "runs"
+    one = write_run(runs, "one", config(**BIG), seconds=1.0, device=H100, source="ingested")
+    path = one / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    each = [line | {"tokens": None, "tokens_per_gpu": line["tokens"] // 8} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in each))
+    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    found = versus("one", "sound")
+    assert (found["verdict"], found["ratio"]) == ("cannot tell", None)
+    assert "one: The number of GPUs is unknown: the rate is that of one GPU." in found["reason"]
 
 
 def test_a_run_against_itself_is_no_second_measurement(tmp_path, versus, words):
