@@ -399,6 +399,23 @@ def test_the_layers_that_ran_are_counted():
     assert getattr(part, rate) == getattr(proxy, rate) < getattr(whole, rate)
 
 
+@pytest.mark.parametrize(
+    ("observed", "layers"),
+    [
+        ({"trained": "lora"}, 32),  # those of the model
+        ({"trained": "lora", "num_layers": 8}, 8),
+        ({"trained": "lora", "model": "secret-9b"}, None),
+        ({"trained": "lora", "model": "secret-9b", "num_layers": 8}, 8),
+        ({"model": "secret-9b", "num_layers": 8}, 8),
+        ({"sequence_length": "x"}, 32),
+    ],
+)
+def test_the_layers_are_known_where_the_flops_are_not(observed, layers):
+    found = measure(make_run(observed=observed))
+    assert (found.num_layers, found.model_tflops_per_second_per_gpu) == (layers, None)
+    assert found.model_tflops_reason
+
+
 def test_a_shape_that_is_not_the_named_models_has_no_flops():
     found = measure(make_run(observed={"hidden_size": 2048}))
     assert found.model_tflops_per_second_per_gpu is None
