@@ -343,6 +343,8 @@ def test_a_file_of_steps_and_losses_is_a_reference(tmp_path, capsys):
     file.write_text("\n".join(["step,loss", "# every fifth step", *rows, ""]))
     assert against(tmp_path / "new", file, "--loss-tolerance", "0") == 0
     assert f"at {len(rows)} of its {len(rows)} steps" in capsys.readouterr().out
+    (tmp_path / "link").symlink_to(file)  # the user named it
+    assert against(tmp_path / "new", tmp_path / "link", "--loss-tolerance", "0") == 0
     file.write_text("10 999.5\n")
     assert against(tmp_path / "new", file) == 1
     file.write_text("900 2.5\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from statistics import fmean, median
 
 import numpy as np
@@ -195,6 +196,16 @@ def test_a_pattern_of_a_few_steps_is_part_of_the_steady_state():
     found = find_steady(series)
     assert found.mean == pytest.approx(1.2, abs=0.005)
     assert found.high - found.low < 0.02
+
+
+def test_a_notebook_shows_the_mean_with_its_interval_or_why_there_is_none():
+    shown = replace(find_steady([2.0] * 20), low=1.75, high=2.5)._repr_html_()
+    assert "<th>mean step</th><td>2 s (1.75 to 2.5, 95 %)</td>" in shown
+    assert "<th>steps</th><td>20 of 20</td>" in shown and "reason" not in shown
+    refused = find_steady([2.0] * 9)
+    assert f"<th>reason</th><td>{refused.reason}</td>" in refused._repr_html_()
+    assert "<td>none of 9</td>" in refused._repr_html_()
+    assert "mean step" not in refused._repr_html_()
 
 
 def test_a_constant_series_is_known_exactly():

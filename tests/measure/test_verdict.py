@@ -154,6 +154,9 @@ def test_exchanging_the_sides_inverts_the_ratio(a, b):
     assert (one.low, one.high) == pytest.approx((1 / other.high, 1 / other.low))
     opposite = {"faster": "slower", "slower": "faster", "cannot tell": "cannot tell"}
     assert other.word == opposite[one.word]
+    turned = one.turned
+    assert (turned.word, turned.ratio) == (other.word, pytest.approx(other.ratio))
+    assert (turned.low, turned.high) == pytest.approx((other.low, other.high))
     assert (one.advice is None) == (one.word != "cannot tell")
 
 
@@ -174,6 +177,14 @@ def test_the_advice_names_steps_where_steps_decide_and_repeats_where_they_do_not
     assert "repeats per side" in compare([near[0]], [near[1]]).advice
     same = Estimate(1e-6, 1e-4, 400), Estimate(0.0, 1e-4, 400)
     assert "too small to settle" in compare([same[0]], [same[1]]).advice
+
+
+def test_a_notebook_shows_a_verdict_and_the_advice_that_there_is():
+    decided = Verdict("slower", 0.8, 0.5, 0.9, rate="steps/s")
+    shown = "<th>verdict</th><td>A is slower than B by 10 to 50 %, in steps/s.</td>"
+    assert decided._repr_html_() == f"<table><tr>{shown}</tr></table>"
+    open_ = Verdict("cannot tell", 1.0, 0.9, 1.1, advice="Repeat > 2 runs.")
+    assert "<th>advice</th><td>Repeat &gt; 2 runs.</td>" in open_._repr_html_()
 
 
 def test_a_side_without_a_steady_state_gives_no_ratio_but_a_reason():
@@ -475,6 +486,9 @@ def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
     (tmp_path / "bytes").write_bytes(b"1.5\n\xff\xfe\n")
     with pytest.raises(RecordError, match="bytes cannot be read: it is not text"):
         read_series(tmp_path / "bytes")
+    (tmp_path / "times").write_text("1.5\n2.5\n")
+    (tmp_path / "link").symlink_to(tmp_path / "times")  # the user named it
+    assert read_series(tmp_path / "link").seconds == (1.5, 2.5)
     with pytest.raises(RecordError, match="none cannot be read: No such file"):
         read_series(tmp_path / "none")
 
