@@ -525,6 +525,8 @@ def test_a_window_is_brief_below_a_minute_or_40_steps_unless_devices_had_settled
     assert find_steady(jittered(59)).brief
     assert find_steady([3 * value for value in jittered(39)]).brief
     assert not find_steady(jittered(62)).brief
+    ends = ((39, 3.0), (40, 3.0), (59, 1.0), (60, 1.0))
+    assert [find_steady([each] * count).brief for count, each in ends] == [True, False] * 2
     settled = find_steady(jittered(39), settled_devices=True)
     assert not settled.brief
     assert settled.low == settled.seen[0] > find_steady(jittered(39)).low
