@@ -31,6 +31,7 @@ from scalebook.measure.metrics.repeats import (
     start_spread,
     with_repeats,
 )
+from scalebook.measure.metrics.settings import count
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.telemetry.summary import Settling
@@ -397,6 +398,12 @@ def test_the_layers_that_ran_are_counted():
     assert part.num_layers == proxy.num_layers == 8
     rate = "model_tflops_per_second_per_gpu"
     assert getattr(part, rate) == getattr(proxy, rate) < getattr(whole, rate)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 2**53, 2**53 + 1])
+def test_a_count_is_from_one_to_what_a_float_holds_exactly(value):
+    expected = value if 1 <= value <= 9_007_199_254_740_992 else None
+    assert count(make_run(world_size=value).record, "world_size") == expected
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,38 @@ def test_a_pattern_of_a_few_steps_is_part_of_the_steady_state():
     assert found.high - found.low < 0.02
 
 
+@pytest.mark.parametrize(
+    ("positions", "periods"),
+    [
+        ([40, 80], [(40, (40, 80))]),
+        ([30, 60, 90], [(30, (30, 60, 90))]),
+        ([20, 40, 60, 80], [(20, (20, 40, 60, 80))]),
+        ([40, 80, 85], []),  # any two of three have some distance
+        ([40], []),
+    ],
+)
+def test_two_spikes_have_a_period_where_there_are_no_others_and_else_three(positions, periods):
+    left = [] if periods else positions
+    assert steady_state._periods(positions, 95) == (periods, left)
+
+
+def test_a_period_is_not_looked_for_among_more_than_400_pairs_of_a_period_and_a_phase():
+    """A spike every 20 steps, and one at any place between two of them."""
+    generator = random.Random(1)
+    places = [at + step for at in range(0, 8000, 20) for step in (0, generator.randint(1, 19))]
+    found = {}
+    for count in range(4, len(places), 2):
+        some = places[:count]
+        later = ((a, b) for at, a in enumerate(some) for b in some[at + 1 : at + 4])
+        pairs = len({(b - a, a % (b - a)) for a, b in later if b - a > 1})
+        candidates = steady_state._candidates(some, set(some), frozenset(some), some[-1])
+        found[pairs] = any(period == 20 for _, period, _ in candidates)
+    assert any(400 < pairs < 500 for pairs in found)
+    assert {pairs for pairs in found if found[pairs]} == {
+        pairs for pairs in found if 10 <= pairs <= 400
+    }
+
+
 def test_a_notebook_shows_the_mean_with_its_interval_or_why_there_is_none():
     shown = replace(find_steady([2.0] * 20), low=1.75, high=2.5)._repr_html_()
     assert "<th>mean step</th><td>2 s (1.75 to 2.5, 95 %)</td>" in shown

@@ -210,6 +210,25 @@ def test_an_exception_that_another_ranks_end_caused_is_not_the_reason():
     assert outcome.cause == "python_error"
 
 
+@pytest.mark.parametrize(
+    ("first", "told"), [(0, "rank 0: KeyError: 'a'"), (1, "rank 1: ValueError")]
+)
+def test_of_two_ranks_exceptions_that_of_the_rank_that_failed_first_is_told(first, told):
+    log = [*traceback("KeyError: 'a'", rank=0), *traceback("ValueError: b", rank=1)]
+    assert told in classify(evidence(*log, *torchrun_report(rank=first, code=1))).reason
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_an_exception_that_another_ranks_end_caused_is_told_where_nothing_else_is(rank):
+    found = classify(evidence(*traceback("BrokenPipeError: [Errno 32] Broken pipe", rank=rank)))
+    where = "" if rank is None else " on rank 1"
+    assert (found.status, found.cause, found.reason) == (
+        "failed",
+        "python_error",
+        f"The trainer failed{where}: BrokenPipeError: [Errno 32] Broken pipe (after step 3 of 20).",
+    )
+
+
 def test_of_chained_exceptions_the_one_that_ended_the_rank_is_told():
     first, last = traceback("KeyError: 'a'", rank=1), traceback("ValueError: b", rank=1)
     log = [*first, "[rank1]: During handling of the above exception, another occurred:", *last]
