@@ -91,6 +91,20 @@ def test_the_level_is_shared_out_over_the_comparisons(folders):
     assert compared()["dp"].low == by_hand(0.95).low  # what has no rate is not compared
 
 
+@pytest.mark.parametrize(("platform", "percent"), [("h100", 0.5), ("cpu", 2)])
+def test_the_spread_of_starts_is_that_of_the_platform_unless_it_is_stated(
+    tmp_path, platform, percent
+):
+    for folder in ("base", "new"):
+        made = config(platform=platform, model="llama3.1-8b", precision="bf16")
+        write_run(tmp_path / folder, folder, made, seconds=2.0, steps=80, device="any")
+    sides = [read_runs(tmp_path / folder)[0] for folder in ("base", "new")]
+    (found,) = check(*sides)
+    assert found.verdict.start_spread == percent / 100
+    (stated,) = check(*sides, starts=0.01)
+    assert stated.verdict.start_spread == 0.01
+
+
 def test_a_change_that_must_be_seen_is_above_the_tolerance(folders):
     runs = read_runs(folders[0])[0]
     for tolerance in (0.05, 0.06):
@@ -228,6 +242,14 @@ def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
     assert found["case 3"].get("message") == "missing: detail 3"
 
 
+def test_junit_is_an_xml_document_without_a_character_that_xml_forbids():
+    text = junit([GateCheck("a\x00b", "pass", "c\ud800\td\ue000", (), ())])
+    assert text.splitlines()[0].startswith("<?xml version='1.0' encoding=")
+    assert text.endswith("</testsuite>\n")
+    (case,) = ElementTree.fromstring(text.partition("\n")[2])
+    assert (case.get("name"), case[0].text) == ("a?b", "c?\td\ue000")
+
+
 def test_the_table_has_what_failed_first_and_what_differs_there_alone():
     text = markdown(checks())
     assert text.startswith("**Failed.** 6 configurations: 1 pass, 1 regression, ")
@@ -321,6 +343,8 @@ def test_a_file_of_steps_and_losses_is_a_reference(tmp_path, capsys):
     file.write_text("\n".join(["step,loss", "# every fifth step", *rows, ""]))
     assert against(tmp_path / "new", file, "--loss-tolerance", "0") == 0
     assert f"at {len(rows)} of its {len(rows)} steps" in capsys.readouterr().out
+    (tmp_path / "link").symlink_to(file)  # the user named it
+    assert against(tmp_path / "new", tmp_path / "link", "--loss-tolerance", "0") == 0
     file.write_text("10 999.5\n")
     assert against(tmp_path / "new", file) == 1
     file.write_text("900 2.5\n")

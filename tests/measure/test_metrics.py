@@ -31,6 +31,7 @@ from scalebook.measure.metrics.repeats import (
     start_spread,
     with_repeats,
 )
+from scalebook.measure.metrics.settings import count
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.telemetry.summary import Settling
@@ -399,6 +400,29 @@ def test_the_layers_that_ran_are_counted():
     assert getattr(part, rate) == getattr(proxy, rate) < getattr(whole, rate)
 
 
+@pytest.mark.parametrize("value", [0, 1, 2, 2**53, 2**53 + 1])
+def test_a_count_is_from_one_to_what_a_float_holds_exactly(value):
+    expected = value if 1 <= value <= 9_007_199_254_740_992 else None
+    assert count(make_run(world_size=value).record, "world_size") == expected
+
+
+@pytest.mark.parametrize(
+    ("observed", "layers"),
+    [
+        ({"trained": "lora"}, 32),  # those of the model
+        ({"trained": "lora", "num_layers": 8}, 8),
+        ({"trained": "lora", "model": "secret-9b"}, None),
+        ({"trained": "lora", "model": "secret-9b", "num_layers": 8}, 8),
+        ({"model": "secret-9b", "num_layers": 8}, 8),
+        ({"sequence_length": "x"}, 32),
+    ],
+)
+def test_the_layers_are_known_where_the_flops_are_not(observed, layers):
+    found = measure(make_run(observed=observed))
+    assert (found.num_layers, found.model_tflops_per_second_per_gpu) == (layers, None)
+    assert found.model_tflops_reason
+
+
 def test_a_shape_that_is_not_the_named_models_has_no_flops():
     found = measure(make_run(observed={"hidden_size": 2048}))
     assert found.model_tflops_per_second_per_gpu is None
@@ -682,6 +706,23 @@ def test_the_interval_of_a_rate_is_that_of_the_time_turned_round():
 def test_steps_of_other_tokens_are_evened_to_the_mean():
     assert window._evened([1.0, 2.0], [100, 100]) == [1.0, 2.0]
     assert window._evened([1.0, 2.0], [100, 300]) == [2.0, pytest.approx(4 / 3)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected", "reason"),
+    [
+        ((2.0, 3.0), (2.0, 3.0, 1, 0.5), None),
+        ((3.0, 2.0, 2.5), (2.0, 3.0, 0, 0.5), None),
+        ((2.0, 2.0), (2.0, 2.0, 0, 0.0), None),
+        ((2.0,), (None,) * 4, "No straggler can be named: one rank."),
+        ((0.0, 2.0), (None,) * 4, "A rank has no time above zero."),
+        ((2.0, 1e9), (None,) * 4, "A rank has no time above zero."),
+        ((), (None,) * 4, "No straggler can be named: not every step has a time of every rank."),
+    ],
+)
+def test_the_spread_of_ranks_is_the_slowest_over_the_fastest(ranks, expected, reason):
+    found = window.stragglers(steps([8.0] * 3, rank_step_seconds=ranks))
+    assert list(found.values()) == [*expected, reason]
 
 
 def test_the_load_of_experts_is_the_mean_over_steps_that_all_tell_it():

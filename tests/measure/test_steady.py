@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from statistics import fmean, median
 
 import numpy as np
@@ -197,6 +198,48 @@ def test_a_pattern_of_a_few_steps_is_part_of_the_steady_state():
     assert found.high - found.low < 0.02
 
 
+@pytest.mark.parametrize(
+    ("positions", "periods"),
+    [
+        ([40, 80], [(40, (40, 80))]),
+        ([30, 60, 90], [(30, (30, 60, 90))]),
+        ([20, 40, 60, 80], [(20, (20, 40, 60, 80))]),
+        ([40, 80, 85], []),  # any two of three have some distance
+        ([40], []),
+    ],
+)
+def test_two_spikes_have_a_period_where_there_are_no_others_and_else_three(positions, periods):
+    left = [] if periods else positions
+    assert steady_state._periods(positions, 95) == (periods, left)
+
+
+def test_a_period_is_not_looked_for_among_more_than_400_pairs_of_a_period_and_a_phase():
+    """A spike every 20 steps, and one at any place between two of them."""
+    generator = random.Random(1)
+    places = [at + step for at in range(0, 8000, 20) for step in (0, generator.randint(1, 19))]
+    found = {}
+    for count in range(4, len(places), 2):
+        some = places[:count]
+        later = ((a, b) for at, a in enumerate(some) for b in some[at + 1 : at + 4])
+        pairs = len({(b - a, a % (b - a)) for a, b in later if b - a > 1})
+        candidates = steady_state._candidates(some, set(some), frozenset(some), some[-1])
+        found[pairs] = any(period == 20 for _, period, _ in candidates)
+    assert any(400 < pairs < 500 for pairs in found)
+    assert {pairs for pairs in found if found[pairs]} == {
+        pairs for pairs in found if 10 <= pairs <= 400
+    }
+
+
+def test_a_notebook_shows_the_mean_with_its_interval_or_why_there_is_none():
+    shown = replace(find_steady([2.0] * 20), low=1.75, high=2.5)._repr_html_()
+    assert "<th>mean step</th><td>2 s (1.75 to 2.5, 95 %)</td>" in shown
+    assert "<th>steps</th><td>20 of 20</td>" in shown and "reason" not in shown
+    refused = find_steady([2.0] * 9)
+    assert f"<th>reason</th><td>{refused.reason}</td>" in refused._repr_html_()
+    assert "<td>none of 9</td>" in refused._repr_html_()
+    assert "mean step" not in refused._repr_html_()
+
+
 def test_a_constant_series_is_known_exactly():
     found = find_steady([0.25] * 40)
     assert (found.mean, found.seen, found.count) == (0.25, (0.25, 0.25), 40)
@@ -324,6 +367,14 @@ def test_the_tail_of_the_mean_is_solved_for():
     tails = [2 * stats.t.sf(half / error, posterior.freedom) for error in posterior.errors]
     assert np.dot(posterior.weights, tails) == pytest.approx(0.05, abs=1e-3)
     assert posterior.half_width(0.99) > half
+
+
+@pytest.mark.parametrize("scale", [1e-9, 0.3, 1.0, 40.0])
+def test_a_tail_is_solved_for_whatever_its_shape_and_the_first_guess(scale):
+    """By hand: exp(-h) is 0.05 at ln 20, and a tail that jumps is solved at its jump."""
+    assert _solve(lambda h: math.exp(-h), 0.05, scale) == pytest.approx(math.log(20), rel=1e-4)
+    jumping = _solve(lambda h: 1.0 if h < 7.5 else 0.0, 0.05, scale)
+    assert jumping == pytest.approx(7.5, rel=2e-5)
 
 
 def test_blocks_are_means_of_neighbours_from_the_end():
@@ -506,6 +557,8 @@ def test_a_window_is_brief_below_a_minute_or_40_steps_unless_devices_had_settled
     assert find_steady(jittered(59)).brief
     assert find_steady([3 * value for value in jittered(39)]).brief
     assert not find_steady(jittered(62)).brief
+    ends = ((39, 3.0), (40, 3.0), (59, 1.0), (60, 1.0))
+    assert [find_steady([each] * count).brief for count, each in ends] == [True, False] * 2
     settled = find_steady(jittered(39), settled_devices=True)
     assert not settled.brief
     assert settled.low == settled.seen[0] > find_steady(jittered(39)).low

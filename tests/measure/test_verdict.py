@@ -154,6 +154,9 @@ def test_exchanging_the_sides_inverts_the_ratio(a, b):
     assert (one.low, one.high) == pytest.approx((1 / other.high, 1 / other.low))
     opposite = {"faster": "slower", "slower": "faster", "cannot tell": "cannot tell"}
     assert other.word == opposite[one.word]
+    turned = one.turned
+    assert (turned.word, turned.ratio) == (other.word, pytest.approx(other.ratio))
+    assert (turned.low, turned.high) == pytest.approx((other.low, other.high))
     assert (one.advice is None) == (one.word != "cannot tell")
 
 
@@ -176,6 +179,14 @@ def test_the_advice_names_steps_where_steps_decide_and_repeats_where_they_do_not
     assert "too small to settle" in compare([same[0]], [same[1]]).advice
 
 
+def test_a_notebook_shows_a_verdict_and_the_advice_that_there_is():
+    decided = Verdict("slower", 0.8, 0.5, 0.9, rate="steps/s")
+    shown = "<th>verdict</th><td>A is slower than B by 10 to 50 %, in steps/s.</td>"
+    assert decided._repr_html_() == f"<table><tr>{shown}</tr></table>"
+    open_ = Verdict("cannot tell", 1.0, 0.9, 1.1, advice="Repeat > 2 runs.")
+    assert "<th>advice</th><td>Repeat &gt; 2 runs.</td>" in open_._repr_html_()
+
+
 def test_a_side_without_a_steady_state_gives_no_ratio_but_a_reason():
     verdict, reason = judge(Side("a", reason="Still drifting."), Side("b", (Estimate(0, 0, 9),)))
     assert verdict is None
@@ -187,6 +198,42 @@ def record(name, requested=None, **environment):
         run_id=name, config_hash=None, status="completed", requested=requested or {},
         environment=environment,
     )  # fmt: skip
+
+
+def side(name, steps, tokens=None, platform=None):
+    """Return a side of one run by its rates, with its platform where one is given."""
+    rates = [(Estimate(math.log(one), 1e-6, 50),) if one else None for one in (steps, tokens)]
+    runs = (record(name, {"platform": platform}),) if platform else ()
+    return Side(name, *rates, runs, sources=frozenset({(name, 0)}))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ratio", "rate"),
+    [
+        (side("a", 1.0, 300.0), side("b", 2.0, 200.0), 1.5, "tokens/s of all GPUs"),
+        (side("a", 1.0, 300.0), side("b", 2.0), 0.5, "steps/s"),
+        (side("a", 1.0), side("b", 2.0, 200.0), 0.5, "steps/s"),
+        (side("a", 1.0), side("b", 2.0), 0.5, "steps/s"),
+    ],
+)
+def test_tokens_are_compared_where_both_sides_tell_them_and_else_steps(a, b, ratio, rate):
+    verdict, left_out = judge(a, b)
+    assert (verdict.ratio, verdict.rate, left_out) == (pytest.approx(ratio), rate, None)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "percent"),
+    [(("h100", "h100"), 0.5), (("cpu", "cpu"), 2), (("h100", "cpu"), 2), ((None, None), 0.5)],
+)
+def test_the_larger_spread_of_starts_of_either_platform_is_assumed(platforms, percent):
+    a, b = (side(name, 1.0, None, one) for name, one in zip("ab", platforms, strict=True))
+    half = math.sqrt(2) * 1.959964 * percent / 100
+    for pair in ((a, b), (b, a)):
+        verdict, _ = judge(*pair)
+        assert verdict.start_spread == percent / 100
+        assert math.log(verdict.high) == pytest.approx(half, rel=1e-5)
+        stated, _ = judge(*pair, 0.01)
+        assert stated.start_spread == 0.01
 
 
 def test_what_differs_is_what_matters_and_each_with_both_values():
@@ -345,6 +392,8 @@ def test_a_difference_of_settings_is_said_with_both_values():
         (0.96, 1.04, "pass", "No change that the noise lets one see: between -4 and +4 %"),
         (0.94, 1.04, "cannot tell", "A change of 5 % would not be seen: between -6 and +4 %"),
         (0.995, 1.06, "cannot tell", "A change of 5 % would not be seen: between -0.5 and +6 %"),
+        (0.95, 1.04, "cannot tell", "A change of 5 % would not be seen: between -5 and +4 %"),
+        (0.96, 1.05, "cannot tell", "A change of 5 % would not be seen: between -4 and +5 %"),
     ],
 )  # fmt: skip
 def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
@@ -437,6 +486,9 @@ def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
     (tmp_path / "bytes").write_bytes(b"1.5\n\xff\xfe\n")
     with pytest.raises(RecordError, match="bytes cannot be read: it is not text"):
         read_series(tmp_path / "bytes")
+    (tmp_path / "times").write_text("1.5\n2.5\n")
+    (tmp_path / "link").symlink_to(tmp_path / "times")  # the user named it
+    assert read_series(tmp_path / "link").seconds == (1.5, 2.5)
     with pytest.raises(RecordError, match="none cannot be read: No such file"):
         read_series(tmp_path / "none")
 
@@ -560,6 +612,19 @@ def test_a_run_without_a_rate_is_named_once(tmp_path, versus, words):
     assert versus("failed", "sound")["reason"].count("failed:") == 1
     assert words("failed", "sound").startswith("Cannot tell. failed: The run did not complete")
     assert words("failed", "failed").count("failed") == 1
+
+
+def test_a_run_whose_number_of_gpus_is_unknown_has_no_rate_to_compare(tmp_path, versus):
+    runs = tmp_path / "runs"
+    one = write_run(runs, "one", config(**BIG), seconds=1.0, device=H100, source="ingested")
+    path = one / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    each = [line | {"tokens": None, "tokens_per_gpu": line["tokens"] // 8} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in each))
+    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    found = versus("one", "sound")
+    assert (found["verdict"], found["ratio"]) == ("cannot tell", None)
+    assert "one: The number of GPUs is unknown: the rate is that of one GPU." in found["reason"]
 
 
 def test_a_run_against_itself_is_no_second_measurement(tmp_path, versus, words):

@@ -53,6 +53,9 @@ def test_a_series_with_two_levels_has_no_rate_and_the_longest_is_offered(tmp_pat
         found.throughput_reason or ""
     )
     assert "--window 61:200" in (found.throughput_reason or "")
+    brief = measure(read_run(tmp_path / "two"), brief=True).throughput_reason or ""
+    assert "The level shifts at step 60" in brief
+    assert "--window" not in brief  # to look for it takes as long as all else
 
 
 def test_the_rate_of_a_chosen_window_is_over_its_steps_and_says_so(tmp_path: Path):

@@ -382,6 +382,30 @@ def test_keys_and_values_go_around_the_ranks_that_share_a_sequence(
     assert found[kind] == pytest.approx(32 * size / LINK)
 
 
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({"tensor_parallel_size": 2}, ("tensor_exposed",)),
+        ({"tensor_parallel_size": 2, "sequence_parallel": True},
+         ("tensor_exposed", "tensor_overlapped", "tensor_piece")),
+        ({"context_parallel_size": 2}, ("context_exposed",)),
+        ({"context_parallel_size": 2, "engine": "nemo"}, ("context",)),
+        ({"pipeline_parallel_size": 2}, ("pipeline",)),
+        ({"model": "mixtral-8x7b", "expert_parallel_size": 2}, ("expert_exchange",)),
+    ],
+)  # fmt: skip
+def test_activations_of_fp32_are_sent_in_four_bytes(
+    fields: dict[str, Any], kinds: tuple[str, ...]
+) -> None:
+    half, whole = (
+        seconds(world_size=2, global_batch_size=8, precision=precision, **fields)
+        for precision in ("bf16", "fp32")
+    )
+    times = [sum(found.get(kind, 0.0) for kind in kinds) for found in (half, whole)]
+    assert times[1] == pytest.approx(2 * times[0])
+    assert times[0] > 0
+
+
 def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
     found = seconds(model="mixtral-8x7b", world_size=8, expert_parallel_size=8,
                     global_batch_size=16)  # fmt: skip
@@ -439,6 +463,20 @@ def test_stages_on_two_nodes_pass_activations_over_one_network_device() -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "kind", "rate"), [(1, "pipeline", 5e9), (2, "network_exposed", 1e9)]
+)
+def test_processes_of_cpus_pass_activations_at_5_gb_a_second_and_at_1_across_nodes(
+    nodes: int, kind: str, rate: float
+) -> None:
+    asked = config(platform="cpu", model="tiny-llama", world_size=2, nodes=nodes, precision="fp32",
+                   pipeline_parallel_size=2, global_batch_size=16, sequence_length=128)  # fmt: skip
+    shape = catalog.model("tiny-llama")
+    found = amounts(asked, shape, machine(None, 8)).seconds
+    passed = (8 + 1) * 2 * 128 * shape.hidden_size * 4
+    assert found[kind] == pytest.approx(passed / rate)
+
+
+@pytest.mark.parametrize(
     ("fields", "bytes_each"),
     [
         ({"data_parallel_sharding": "optimizer"}, 4 + 2),
@@ -447,6 +485,9 @@ def test_stages_on_two_nodes_pass_activations_over_one_network_device() -> None:
         ({"data_parallel_sharding": "none", "gradient_precision": "bf16"}, 2 + 2),
         ({"data_parallel_sharding": "full"}, 3 * (2 + 2 + 4)),  # gathered twice a micro batch
         ({"data_parallel_sharding": "full", "gradient_precision": "bf16"}, 3 * (2 + 2 + 2)),
+        ({"data_parallel_sharding": "optimizer", "precision": "fp32"}, 4 + 4),
+        ({"data_parallel_sharding": "none", "precision": "fp32"}, 4 + 4),
+        ({"data_parallel_sharding": "full", "precision": "fp32"}, 3 * (4 + 4 + 4)),
     ],
 )
 def test_replicas_send_what_their_sharding_says(fields: dict[str, Any], bytes_each: int) -> None:

@@ -228,7 +228,9 @@ def test_the_next_trial_must_leave_time_for_the_full_run() -> None:
     step = found.next(0.0)
     assert not isinstance(step, str) and step.config.micro_batch_size == 1
     assert found.next(0.1) == "budget"
-    assert begin().next(0.0) == "nothing fits"
+    nothing = begin()
+    assert nothing.next(0.0) == "nothing fits"
+    assert (nothing.width(), nothing.survivors, nothing.leader) == (0, (), None)
 
 
 def test_the_better_half_is_tried_again_before_a_layout_beyond_the_width() -> None:
@@ -305,6 +307,32 @@ def test_layouts_of_as_much_memory_as_one_that_ran_out_leave_the_field() -> None
     other = begin(FAST, SLOW, fits, trials=[full, tried(fits, 4.0)])
     assert other.memory_limit_gib is None
     assert [one.config.micro_batch_size for one in other.standings] == [1, 4]
+
+
+def test_a_layout_that_fails_leaves_the_field_and_one_that_drifts_has_a_second_trial() -> None:
+    drifted, failed = (
+        replace(tried(one, 1.0), rate=None, completed=completed, reason="why")
+        for one, completed in ((FAST, True), (SLOW, False))
+    )
+    said = "a trial failed: why"
+    found = begin(FAST, SLOW)
+    for one, out in ((drifted, set()), (failed, {failed}), (drifted, {failed, drifted})):
+        found.add(one)
+        assert found.failed == {other.key: said for other in out}
+    unblamed = begin(FAST, SLOW)
+    unblamed.add(failed, blame=False)
+    assert unblamed.failed == {}
+    full = begin(FAST, SLOW)  # memory that ran out has a reason of its own
+    full.add(replace(failed, memory_full=True))
+    assert (full.failed, set(full.excluded)) == ({}, {failed.key})
+
+
+@pytest.mark.parametrize("fits", [True, False, None])
+def test_a_layout_that_was_measured_fits_whatever_was_predicted(fits: bool | None) -> None:
+    one = candidate(32768.0, 40000.0)
+    one.prediction.fits = fits
+    (predicted,), (measured,) = begin(one).standings, begin(one, trials=[tried(one, 1.0)]).standings
+    assert (predicted.fits, measured.fits) == (fits, True)
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 8), max_size=5))

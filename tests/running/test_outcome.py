@@ -122,6 +122,18 @@ def test_the_trainers_word_for_divergence_is_its_line_or_its_exit_code(log: list
     assert classify(evidence(*log)).status == "diverged"
 
 
+@pytest.mark.parametrize("code", [1, 137, 143])
+def test_a_log_that_tells_of_divergence_wins_over_every_other_end(code: int):
+    lines = ["DIVERGED: the loss of step 4 is not finite", *traceback("ValueError: b")]
+    found = classify(evidence(*lines, code=code))
+    assert (found.status, found.cause, found.reason) == (
+        "diverged",
+        "not_finite",
+        "Training diverged: the loss of step 4 is not finite (after step 3 of 20).",
+    )
+    assert found.log_tail[0] == lines[0]
+
+
 def test_a_collective_that_timed_out_is_named_with_its_rank():
     line = (
         "[rank2]:[E ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
@@ -196,6 +208,25 @@ def test_an_exception_that_another_ranks_end_caused_is_not_the_reason():
     outcome = classify(evidence(*log, *torchrun_report(rank=0, code=1)))
     assert outcome.reason.startswith("The trainer failed on rank 1: KeyError: 'a'")
     assert outcome.cause == "python_error"
+
+
+@pytest.mark.parametrize(
+    ("first", "told"), [(0, "rank 0: KeyError: 'a'"), (1, "rank 1: ValueError")]
+)
+def test_of_two_ranks_exceptions_that_of_the_rank_that_failed_first_is_told(first, told):
+    log = [*traceback("KeyError: 'a'", rank=0), *traceback("ValueError: b", rank=1)]
+    assert told in classify(evidence(*log, *torchrun_report(rank=first, code=1))).reason
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_an_exception_that_another_ranks_end_caused_is_told_where_nothing_else_is(rank):
+    found = classify(evidence(*traceback("BrokenPipeError: [Errno 32] Broken pipe", rank=rank)))
+    where = "" if rank is None else " on rank 1"
+    assert (found.status, found.cause, found.reason) == (
+        "failed",
+        "python_error",
+        f"The trainer failed{where}: BrokenPipeError: [Errno 32] Broken pipe (after step 3 of 20).",
+    )
 
 
 def test_of_chained_exceptions_the_one_that_ended_the_rank_is_told():

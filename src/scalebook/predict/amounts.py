@@ -410,15 +410,17 @@ class _Job:
     def communication(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
         found: Seconds = {}
-        ranks = config.tensor_parallel_size
+        ranks, each = config.tensor_parallel_size, self.element_bytes
         if ranks > 1:
+            spread = config.sequence_parallel
             size = communication.tensor_bytes(
-                shape, ranks, self.tokens, sequence_parallel=config.sequence_parallel
+                shape, ranks, self.tokens, element_bytes=each, sequence_parallel=spread
             )
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
         if ranks > 1:
-            size = communication.context_ring_bytes(shape, ranks, self.tokens * ranks)
+            whole = self.tokens * ranks
+            size = communication.context_ring_bytes(shape, ranks, whole, element_bytes=each)
             size /= config.tensor_parallel_size
             # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
             # a ring passes three times, and waits for both.
@@ -426,7 +428,8 @@ class _Job:
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
-            size = communication.expert_bytes(shape, ranks, self.tokens * self.replicated)
+            own = self.tokens * self.replicated
+            size = communication.expert_bytes(shape, ranks, own, element_bytes=each)
             stride = config.expert_tensor_parallel_size
             _add(found, self.sent("expert_exchange", size, ranks, stride))
         if config.offload_layers:  # of one layer in so many, gate and up go to the host and back
@@ -518,7 +521,9 @@ class _Job:
         if stages == 1:
             return {}
         parts = config.tensor_parallel_size if config.sequence_parallel else 1
-        size = communication.pipeline_bytes(self.shape, self.tokens, tensor=parts)
+        size = communication.pipeline_bytes(
+            self.shape, self.tokens, tensor=parts, element_bytes=self.element_bytes
+        )
         # Interleaved schedules send while they compute: half of it shows.
         times = 2 * chunks - (stage in (0, stages - 1))
         stride = config.world_size // stages
@@ -540,9 +545,14 @@ class _Job:
         copied = 12 * held.total / self.machine.memory_bytes_per_second
         found: Seconds = {"sharding": copied if self.own_kernels else copied / 3}
         for size, ranks, stride in self.replicas(held):
-            moved = size * (ranks - 1) / ranks * (4 + self.gradient_bytes)
+            moved = size * (ranks - 1) / ranks * (2 * self.element_bytes + self.gradient_bytes)
             _add(found, self.hidden_behind(moved, ranks, stride, busy))
         return found
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation or weight that ranks exchange; fp8 layers exchange bf16."""
+        return 4 if self.config.precision == "fp32" else 2
 
     @property
     def gradient_bytes(self) -> int:
@@ -575,9 +585,10 @@ class _Job:
                 _add(total, {"sharded_optimizer": 100 * own / memory})
                 continue
             once = (ranks - 1) / ranks * size
+            gathered = self.gradient_bytes if sharded == "none" else self.element_bytes
             for name, bytes_each, share in (
                 ("overlap_grad_reduce", self.gradient_bytes, 2 / 3),
-                ("overlap_param_gather", self.gradient_bytes if sharded == "none" else 2, 1 / 3),
+                ("overlap_param_gather", gathered, 1 / 3),
             ):
                 # The reduction runs behind the last backward pass, the gather behind the first
                 # forward pass; an all-reduce without sharding is both, behind the backward pass.

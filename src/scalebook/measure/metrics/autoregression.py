@@ -31,8 +31,8 @@ _GRID = (
     *(0.957, 0.968, 0.977, 0.985, 0.992),
 )
 _RHOS = tuple((rho, rho * rho) for rho in _GRID)
-_SPACING = tuple(
-    (after - before) / 2
+_SPACING = tuple(  # widths, doubled: only their proportions count
+    after - before
     for before, after in zip((_GRID[0], *_GRID[:-1]), (*_GRID[1:], _GRID[-1]), strict=True)
 )
 _LOG_WEIGHT = tuple(math.log(spacing) for spacing in _SPACING)
@@ -202,19 +202,19 @@ def _solve(tail: Callable[[float], float], target: float, scale: float) -> float
     """
     goal = math.log(target)
     low, above = 0.0, -goal  # the tail is 1 at zero
-    high = 2 * scale
+    middle = high = 2 * scale
     while (below := math.log(max(tail(high), _TINY)) - goal) > 0:
         low, above, high = high, below, 2 * high
-    for _ in range(60):
+    while high - low > 1e-5 * high:
         middle = (low * below - high * above) / (below - above)
         error = math.log(max(tail(middle), _TINY)) - goal
-        if abs(error) < 1e-4 or high - low < 1e-5 * high:
-            return middle
+        if abs(error) < 1e-4:
+            break
         if error > 0:
             low, above, below = middle, error, below / 2
         else:
             high, below, above = middle, error, above / 2
-    return high
+    return middle
 
 
 def blocks(series: Sequence[float], count: int) -> tuple[list[float], int]:

@@ -156,16 +156,10 @@ def _detrended(series: Sequence[float], period: int) -> tuple[list[float], int]:
     middles = series[half : half + count]
     rest = [value - total / period for value, total in zip(middles, totals, strict=False)]
     ordered = sorted(map(abs, rest))
-    limit = 8 * _middle(ordered)
+    limit = 8 * median(ordered)
     if ordered[-1] <= limit:
         return rest, half
     return [max(-limit, min(limit, value)) for value in rest], half
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    """Return the median of sorted values."""
-    at = len(ordered) // 2
-    return ordered[at] if len(ordered) % 2 else (ordered[at - 1] + ordered[at]) / 2
 
 
 def _offsets(rest: Sequence[float], first: int, period: int) -> list[float]:

@@ -20,6 +20,7 @@ from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.metrics.settings import text
 from scalebook.measure.verdicts.compare import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.measure.verdicts.read import losses_that_rose
@@ -232,8 +233,7 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
     if not now.estimates:
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
         return GateCheck(name, "regression", words, *ids, None, changed)
-    platform = now.runs[0].record.setting("platform")
-    assumed = start_spread(platform if isinstance(platform, str) else None)
+    assumed = start_spread(text(now.runs[0].record.setting("platform")))
     verdict = compare(
         now.estimates,
         before.estimates,

@@ -10,6 +10,7 @@ from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.metrics.settings import text
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
 from scalebook.measure.verdicts.series import STEPS, read_series
@@ -175,5 +176,4 @@ def same(a: Side, b: Side) -> str | None:
 
 
 def _platform(side: Side) -> str | None:
-    platform = side.records[0].setting("platform") if side.records else None
-    return platform if isinstance(platform, str) else None
+    return text(side.records[0].setting("platform")) if side.records else None
