@@ -202,19 +202,19 @@ def _solve(tail: Callable[[float], float], target: float, scale: float) -> float
     """
     goal = math.log(target)
     low, above = 0.0, -goal  # the tail is 1 at zero
-    middle = high = 2 * scale
+    high = 2 * scale
     while (below := math.log(max(tail(high), _TINY)) - goal) > 0:
         low, above, high = high, below, 2 * high
-    while high - low > 1e-5 * high:
+    for _ in range(60):
         middle = (low * below - high * above) / (below - above)
         error = math.log(max(tail(middle), _TINY)) - goal
-        if abs(error) < 1e-4:
-            break
+        if abs(error) < 1e-4 or high - low < 1e-5 * high:
+            return middle
         if error > 0:
             low, above, below = middle, error, below / 2
         else:
             high, below, above = middle, error, above / 2
-    return middle
+    return high
 
 
 def blocks(series: Sequence[float], count: int) -> tuple[list[float], int]:
