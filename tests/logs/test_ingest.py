@@ -1456,6 +1456,13 @@ def test_two_figures_agree_within_a_twentieth(printed, expected, factor):
     assert rates.factor_between(printed, expected) == factor
 
 
+def test_a_rate_that_rounds_to_zero_next_to_another_is_a_factor_like_any():
+    factor = rates.factor_between(1e-320, 1e4)
+    assert factor == 0.0
+    assert rates.hint(0.0, 8) == ""
+    assert rates.hint(0.125, 8) == rates.hint(8.0, 8) != ""
+
+
 @pytest.mark.parametrize(
     ("factor", "world", "words"),
     [

@@ -7,6 +7,8 @@ import math
 import re
 import time
 import tracemalloc
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,16 @@ def test_more_digits_than_any_run_has_make_a_number_that_no_bound_lets_pass():
     assert integer("9" * 5000) > LARGEST
     assert half_unit("1e" + "9" * 5000) != half_unit("1e" + "9" * 5000)
     assert half_unit("1e-9999999999") == 0
+
+
+@pytest.mark.parametrize("name", ["wandb_export.csv", "nanotron.log", "key_value.log"])
+def test_figures_beyond_all_measure_are_left_out_of_the_steps(tmp_path, name):
+    text = (LOGS / name).read_bytes()
+    for index, (digit, figure) in enumerate(product((b"0", b"2"), (b"9" * 40, b"1e-320"))):
+        changed = tmp_path / f"{index}{name}"
+        changed.write_bytes(text.replace(digit, figure, 7))
+        with suppress(IngestError):
+            ingest([changed], tmp_path / "runs", {})
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -34,7 +34,7 @@ def factor_between(printed: float, expected: float) -> float | None:
 
 def hint(factor: float, world: int | None) -> str:
     """Return what a factor hints at, empty where it hints at nothing."""
-    size = max(factor, 1 / factor)
+    size = max(factor, 1 / factor) if factor > 0 else math.inf  # 0: beyond the smallest double
     if world and world > 1 and abs(size / world - 1) <= AGREEMENT:
         return "; this is the number of GPUs: a figure of one GPU against one of the job"
     for value, words in _HINTS:

@@ -106,7 +106,7 @@ def steps_of(job: Job, known: LogConfig) -> Iterator[StepRecord]:
         yield StepRecord(
             step=index + 1 if number is None else number,
             phase=_phase(job, index, warmup, stalls),
-            step_seconds=row.get("seconds"),
+            step_seconds=_plain(row.get("seconds")),
             tokens=_tokens(row, known),
             tokens_per_gpu=None
             if known.size("world_size")
