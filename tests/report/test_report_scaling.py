@@ -208,6 +208,20 @@ def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> N
     assert "128" in words(scaling_page.projections(weak))
 
 
+def test_of_many_groups_the_first_are_drawn_and_the_rest_are_counted(
+    weak: tuple[ScalingSeries, ...],
+) -> None:
+    most = scaling_page.MOST_SERIES
+    many = weak * (most + 3)
+    for draw in (scaling_page.throughput, scaling_page.efficiency, scaling_page.speedup):
+        drawn = draw(many)
+        assert drawn is not None
+        assert len(drawn.parts) == most
+    said = "Drawn are {} of {} groups of runs"
+    assert said.format(most, len(many)) in words(scaling_page.findings(many))
+    assert "groups of runs;" not in words(scaling_page.findings(many[:most]))
+
+
 def test_no_run_gives_no_law_and_no_error() -> None:
     assert words(scaling_page.findings(())) == ""
     assert scaling_page.figures(()) is None

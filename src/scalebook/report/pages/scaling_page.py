@@ -32,6 +32,7 @@ Row = Mapping[str, Any]
 _SIZE = ("world_size", "nodes", "global_batch_size")
 _LAYOUT = (*(name for name in names("layout") if name not in _SIZE), "recompute")
 MOST_POINTS = 60  # of a drawn law
+MOST_SERIES = 20  # groups of runs that are drawn, each in three charts; the table has all
 MOST_DRAWN = 12  # laws, those through most sizes; the sentences and the table have more
 
 
@@ -129,6 +130,9 @@ def findings(found: Sequence[ScalingSeries]) -> Fragment:
     laws = len(_with_law(found))
     words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
     cut = [Markup(words).format(MOST_DRAWN, laws)] if laws > MOST_DRAWN else []
+    if len(found) > MOST_SERIES:
+        words = "Drawn are {} of {} groups of runs; the table of speed-up and efficiency has all."
+        cut.append(Markup(words).format(MOST_SERIES, len(found)))
     return bullets([*cut, *_sentences(found), *_mixed(found)])
 
 
@@ -263,17 +267,20 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
 
 def throughput(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of throughput against the ideal for each series; None where there is none."""
-    return Figures.of((item.group, against_ideal(item.points, _many(item))) for item in found)
+    drawn = found[:MOST_SERIES]
+    return Figures.of((item.group, against_ideal(item.points, _many(item))) for item in drawn)
 
 
 def efficiency(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of efficiency for each series; None where there is none."""
-    return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in found)
+    drawn = found[:MOST_SERIES]
+    return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in drawn)
 
 
 def speedup(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of speed-up over the base for each series; None where there is none."""
-    return Figures.of((item.group, speedup_chart(item.points, _many(item))) for item in found)
+    drawn = found[:MOST_SERIES]
+    return Figures.of((item.group, speedup_chart(item.points, _many(item))) for item in drawn)
 
 
 def table(found: Sequence[ScalingSeries]) -> Fragment:
