@@ -183,10 +183,8 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         ("parameters", count.total, count.mtp),
         ("active_parameters", count.active, met),
     ):
-        counts: list[tuple[float, str]] = [
-            (total, ""),
-            (total - without, " without input embedding"),
-        ]
+        no_input = (total - without, " without input embedding")
+        counts: list[tuple[float, str]] = [(total, ""), no_input]
         if module:  # a checkpoint holds copies of both tables for the module too
             tables = count.embedding + count.lm_head
             counts += [(total + module, MTP), (total + module + tables, f"{MTP} and tables")]

@@ -105,9 +105,8 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
     if found.verdict == "contradicts":
         found = _experts_apart(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
-        found = replace(
-            found, note="; ".join(filter(None, (found.note, *_instead(known, identity))))
-        )
+        notes = (found.note, *_instead(known, identity))
+        found = replace(found, note="; ".join(filter(None, notes)))
     yield found
 
 
@@ -193,14 +192,10 @@ _SLIP = 0.01  # by which a factor may differ from that of a unit
 def _slip(stated: float, right: float) -> str | None:
     """Return which slip of a unit the factor between a claim and its right value is."""
     times = max(stated / right, right / stated) if stated > 0 and right > 0 else 0
-    return next(
-        (
-            f"a factor of {factor:,}: a unit ({unit}) in the claim or in an input?"
-            for factor, unit in _SLIPS.items()
-            if abs(times / factor - 1) < _SLIP
-        ),
-        None,
-    )
+    for factor, unit in _SLIPS.items():
+        if abs(times / factor - 1) < _SLIP:
+            return f"a factor of {factor:,}: a unit ({unit}) in the claim or in an input?"
+    return None
 
 
 def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
@@ -209,10 +204,10 @@ def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
     TFLOPS without a word on what is counted may hold recomputation, if no MFU follows from them;
     frameworks take heads for as wide as the hidden size over their number.
     """
+    if NARROW in explained.variant:
+        return True
     again = "counted as useful" in explained.variant
-    return (again and item.name in row.bare and "mfu" not in row.values) or (
-        NARROW in explained.variant
-    )
+    return again and item.name in row.bare and "mfu" not in row.values
 
 
 def _explanation(

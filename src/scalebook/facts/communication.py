@@ -14,7 +14,6 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
 
-_WEIGHTS = {"fp32": 4}  # bytes a weight; 2 for every other precision
 _GRADIENTS = {"fp16": 2}  # bytes a reduced gradient; 4 for every other precision
 
 
@@ -140,7 +139,7 @@ def _stage(
 ) -> CommunicationEstimate:
     """Bytes for one microbatch (tokens, precision), and for the data-parallel part once."""
     tokens, precision = work
-    size = _WEIGHTS.get(precision, 2)
+    size = exchanged_bytes(precision)
     tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
     own = tokens / context
     chunks = stage_layers(shape, parallelism, stage)
@@ -159,7 +158,7 @@ def _stage(
         / tensor,
         expert=moe
         * expert_bytes(shape, parallelism.expert_parallel_size, routed, element_bytes=size),
-        data=_data(shape, parallelism, stage, _WEIGHTS.get(precision, 2), gradient),
+        data=_data(shape, parallelism, stage, size, gradient),
         bubble=0.0,
     )
 
@@ -173,6 +172,11 @@ def _crossings(parallelism: Parallelism, stage: int) -> int:
     forward = chunks - (stage == stages - 1)  # the last chunk of the last stage sends nothing on
     backward = chunks - (stage == 0)
     return forward + backward
+
+
+def exchanged_bytes(precision: str) -> int:
+    """Return the bytes of an activation or weight that ranks exchange; fp8 layers exchange bf16."""
+    return 4 if precision == "fp32" else 2
 
 
 def _gradient_bytes(precision: str, gradient_precision: str) -> int:

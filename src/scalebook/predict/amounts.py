@@ -292,7 +292,7 @@ class _Job:
 
     def products(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
-        factor = 3 if shape.gated_mlp else 2
+        factor = shape.mlp_matrices
         dense, experts = shape.ffn_hidden_size, 0.0
         if moe and shape.moe is not None:
             dense = shape.moe.shared_ffn_hidden_size
@@ -551,8 +551,7 @@ class _Job:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation or weight that ranks exchange; fp8 layers exchange bf16."""
-        return 4 if self.config.precision == "fp32" else 2
+        return communication.exchanged_bytes(self.config.precision)
 
     @property
     def gradient_bytes(self) -> int:

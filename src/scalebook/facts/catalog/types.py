@@ -138,6 +138,11 @@ class ModelShape:
     hybrid: HybridShape | None = None  # None: each layer is attention and an MLP
 
     @property
+    def mlp_matrices(self) -> int:
+        """The matrices of an MLP: a gated one has a third."""
+        return 3 if self.gated_mlp else 2
+
+    @property
     def attention_layers(self) -> int:
         """The layers that have attention."""
         pattern = self.hybrid.pattern if self.hybrid else "*" * self.num_layers

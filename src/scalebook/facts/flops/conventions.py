@@ -94,13 +94,12 @@ class FlopParts:
 
 def _mlp_elements(shape: ModelShape, *, dense: bool) -> int:
     """Return the MLP matrix elements that a token meets in one layer."""
-    matrices = 3 if shape.gated_mlp else 2
     moe = shape.moe
     if moe is None or dense:
         width = shape.ffn_hidden_size
     else:
         width = moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size
-    return matrices * shape.hidden_size * width
+    return shape.mlp_matrices * shape.hidden_size * width
 
 
 def module_elements(shape: ModelShape, module: str) -> int:
@@ -117,8 +116,8 @@ def module_elements(shape: ModelShape, module: str) -> int:
     if module == "moe" and mixed:
         return mixed * _mlp_elements(shape, dense=False)
     if module == "shared_experts" and shape.moe:
-        wide = (3 if shape.gated_mlp else 2) * shape.moe.shared_ffn_hidden_size
-        return mixed * shape.hidden_size * wide
+        width = shape.moe.shared_ffn_hidden_size
+        return mixed * shape.mlp_matrices * shape.hidden_size * width
     if module == "mla_up_proj" and shape.mla:
         return shape.attention_layers * mla_up_elements(shape, shape.mla)
     return 0
@@ -217,7 +216,7 @@ def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> flo
         return _mixer_elements(shape, hybrid, letter)
     if letter == "-" or moe is None or not latent:
         return _mlp_elements(shape, dense=letter == "-")
-    matrices = 3 if shape.gated_mlp else 2
+    matrices = shape.mlp_matrices
     routed = matrices * latent * moe.ffn_hidden_size * moe.top_k + 2 * hidden * latent
     return routed + matrices * hidden * moe.shared_ffn_hidden_size
 

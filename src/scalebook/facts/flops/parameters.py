@@ -99,7 +99,7 @@ def _attention_vectors(shape: ModelShape) -> int:
 
 
 def _mlp(shape: ModelShape, width: int) -> int:
-    matrices = 3 if shape.gated_mlp else 2
+    matrices = shape.mlp_matrices
     biases = (matrices - 1) * width + shape.hidden_size if shape.mlp_bias and width else 0
     return matrices * shape.hidden_size * width + biases
 

@@ -97,7 +97,7 @@ class DeepSpeed(LineDialect):
             elif self._mean:  # since the start: with the time of a step it gives no batch
                 row["samples_per_second"] = MISSING
             self.out.step(row)
-        self.seconds_by_clock()
+        super().finish()
         if self._timers and not isinstance(batch, int):
             self.out.job.note(
                 "The throughput timer gives samples per second; the batch size is not printed."

@@ -49,25 +49,22 @@ class LineDialect(Dialect):
     assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
     cut = False
     traceback = False  # the exception that ends it comes soon
-    _fine = True  # whether every clock had parts of a second
+    _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
 
     @abstractmethod
     def line(self, line: str) -> bool:
         """Take what one line holds; return False if it is not a record of this dialect."""
 
     def finish(self) -> None:
-        """Do what has to wait for the end of the file."""
+        """Do what has to wait for the end: step times by the clock, where no time is printed."""
+        for job in self.out.jobs if self._fine is not None else ():
+            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
 
     def clock(self, line: str) -> float:
         """Return the time that a record was printed at, NaN where its line has none."""
         clock = clock_of(line)
-        self._fine = self._fine and (has_fraction(line) or math.isnan(clock))
+        self._fine = self._fine is not False and (has_fraction(line) or math.isnan(clock))
         return clock
-
-    def seconds_by_clock(self) -> None:
-        """Take the steps' times from the records' clocks where no time is printed."""
-        for job in self.out.jobs:
-            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
 
     def read(self, source: Source) -> list[Job]:
         """Return the jobs of a file."""
@@ -75,7 +72,7 @@ class LineDialect(Dialect):
             self.text(text)
         ending, finished = self.out.job.ending, self.out.job.finished
         self.finish()
-        if ending and not self.out.job.ending:  # told behind records that were kept until now
+        if ending and not self.out.job.ending:  # it stood behind records kept until now
             self.out.job.ending, self.out.job.finished = ending, finished
         jobs = self.out.close()
         for note in source.notes:

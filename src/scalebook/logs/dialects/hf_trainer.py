@@ -121,12 +121,7 @@ class ProgressBars:
                 steps[row] = _step_of(record, length, half_digit)
             elif math.isnan(record.step) and record.bars:
                 steps[row] = float(record.bars[0])
-        if (
-            length
-            and length * half_digit > 0.5
-            and len(steps) > 2
-            and not any(map(math.isnan, steps))
-        ):
+        if length:
             steps = _even(steps, length * half_digit)
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)

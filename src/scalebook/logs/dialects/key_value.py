@@ -161,10 +161,6 @@ class Verl(LineDialect):
             self._row = row
         return True
 
-    def finish(self) -> None:
-        """Take step times from the clock where none are printed."""
-        self.seconds_by_clock()
-
 
 class Slime(LineDialect):
     """``perf 2: {'perf/step_time': ..}`` and ``step 2: {'train/loss': ..}``: RL in rollouts.
@@ -246,7 +242,7 @@ class OLMoCore(LineDialect):
     def finish(self) -> None:
         """Read the record that is open, and take step times from the clock if none are printed."""
         self._emit()
-        self.seconds_by_clock()
+        super().finish()
         for job in self.out.jobs:
             tokens_from_totals(job)
 
@@ -360,8 +356,8 @@ class Pairs(LineDialect):
         return True
 
     def finish(self) -> None:
-        """Take step times from the clock where none are printed."""
-        self.seconds_by_clock()
+        """Take rates from totals of tokens, and say where records were counted."""
+        super().finish()
         for job in self.out.jobs:
             tokens_from_totals(job)
             if self._counted:

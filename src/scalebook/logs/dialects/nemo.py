@@ -114,7 +114,3 @@ class NeMoAutomodel(LineDialect):
         row["step"], row["clock"] = float(found[1]), self.clock(line)
         self.out.step(row)
         return True
-
-    def finish(self) -> None:
-        """Take step times from the clock where it is fine enough."""
-        self.seconds_by_clock()

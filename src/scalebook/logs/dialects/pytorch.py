@@ -74,10 +74,6 @@ class TorchTitan(LineDialect):
             sizes = [integer(size.strip()) for size in mesh[1].split(",")]
             self.out.tell("world_size", math.prod(sizes))
 
-    def finish(self) -> None:
-        """Take step times from the clock."""
-        self.seconds_by_clock()
-
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")

@@ -33,7 +33,7 @@ Estimate = TypeVar("Estimate")
 class Finding:
     """One cause of a step's time: what it is, how large, and what to try.
 
-    ``step_fraction`` is how much of the step's time it takes, None where that cannot be told. It is
+    ``step_fraction`` is how much of the step's time it takes, None where that is unknown. It is
     ``measured`` in this run, or ``computed`` from the configuration and the ceilings of its
     machine. Findings may overlap; the waterfall is what adds up.
     """

@@ -270,16 +270,14 @@ def numbers(
     record, every = run.record, Steps.of(run.steps)
     steps = measured_steps(every)
     readings = Telemetry(()) if brief else read_telemetry(run.path)
-    rates, no_rate = throughput(record, steps, settled(readings, steps), interval=not brief)
-    before = rates
+    seen, no_rate = throughput(record, steps, settled(readings, steps), interval=not brief)
     start = start_spread(text(record.setting("platform")))
-    scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
+    scale, layers, no_scale = _scale(record, seen is not None and seen.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
-    if void := _void(rates, scale, record, peak_precision):
-        rates, no_rate = None, void
+    void = _void(seen, scale, record, peak_precision)
+    rates, no_rate = (None, void) if void else (seen, no_rate)
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
-    losses = every.known("loss")
     devices = summarize(readings, record, rates.steps if rates else steps)
     found = RunMetrics(
         run_id=record.run_id,
@@ -303,13 +301,16 @@ def numbers(
         **matmul_fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(record, every),
         **_devices(devices),
-        loss_first=losses[0] if losses else None,
-        loss_last=losses[-1] if losses else None,
-        loss_fell=loss_fell(losses),
+        **_losses(every.known("loss")),
         **_stalls(every, steps, rates),
     )
     if brief:
-        return Numbers(found, before, devices)
+        return Numbers(found, seen, devices)
     subject = registered.Subject(record, every, rates.steps if rates else None, found)
     more = registered.values(subject, (*registered.BUILT_IN, *own))
-    return Numbers(found.changed({"registered": more}), before, devices)
+    return Numbers(found.changed({"registered": more}), seen, devices)
+
+
+def _losses(losses: Sequence[float]) -> dict[str, Any]:
+    first, last = (losses[0], losses[-1]) if losses else (None, None)
+    return {"loss_first": first, "loss_last": last, "loss_fell": loss_fell(losses)}

@@ -1,4 +1,7 @@
-"""The telemetry of a run in numbers: power, clocks and joules of its devices in measured steps."""
+"""The telemetry of a run in numbers: power, clocks and joules of its devices in measured steps.
+
+Also whether a series of readings rises or falls by more than its noise (``Trend``).
+"""
 
 from __future__ import annotations
 

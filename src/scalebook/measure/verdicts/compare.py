@@ -27,7 +27,7 @@ class Verdict:
     ratio: float
     low: float
     high: float
-    advice: str | None = None  # what would decide, where it cannot be told
+    advice: str | None = None  # what would decide, where nothing does
     rate: Rate | None = None  # what is compared, where the estimates are known to be of it
     start_spread: float | None = None  # assumed from one start to the next, a fraction
     measured_spread: float | None = None  # of runs of one side, where there are repeats

@@ -173,10 +173,11 @@ def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> Mark
         return Markup("")
     *others, (last, text) = named
     reach = 100 * max(0, len(heading) - _NAME_CHARACTERS) / _TRACK_CHARACTERS
-    side = "after" if last + _share(text) <= _MOST_PERCENT else "before"
-    if len(others) > (side == "after") or any(at - _share(words) < reach for at, words in others):
+    fits = last + _share(text) <= _MOST_PERCENT
+    if len(others) > fits or any(at - _share(words) < reach for at, words in others):
         others, text = [], " · ".join(words for _, words in named)
-        side = "after" if last + _share(text) <= _MOST_PERCENT else "before"
+        fits = last + _share(text) <= _MOST_PERCENT
+    side = "after" if fits else "before"
     places = [*(("before", at, words) for at, words in others), (side, last, text)]
     return join((_NAMED.format(*one) for one in places), "")
 

@@ -1,4 +1,4 @@
-"""Charts of what runs reached: throughput, MFU, best of a group, energy, published results."""
+"""Charts of rates: throughput, MFU, best of a group, energy, published results, over commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts over the steps of runs: each curve, where it is steady, and where it broke off."""
+"""Charts of steps: each curve, where it is steady or broke off, and what a step's time went to."""
 
 from __future__ import annotations
 

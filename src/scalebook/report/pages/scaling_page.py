@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
 from scalebook.report.charts.css_charts import Dot
+from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
 from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 from scalebook.settings import names
@@ -267,20 +268,24 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
 
 def throughput(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of throughput against the ideal for each series; None where there is none."""
-    drawn = found[:MOST_SERIES]
-    return Figures.of((item.group, against_ideal(item.points, _many(item))) for item in drawn)
+    return _charts(found, against_ideal)
 
 
 def efficiency(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of efficiency for each series; None where there is none."""
-    drawn = found[:MOST_SERIES]
-    return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in drawn)
+    return _charts(found, efficiency_chart)
 
 
 def speedup(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of speed-up over the base for each series; None where there is none."""
+    return _charts(found, speedup_chart)
+
+
+def _charts(
+    found: Sequence[ScalingSeries], chart: Callable[[pl.DataFrame, str], Figure]
+) -> Figures | None:
     drawn = found[:MOST_SERIES]
-    return Figures.of((item.group, speedup_chart(item.points, _many(item))) for item in drawn)
+    return Figures.of((item.group, chart(item.points, _many(item))) for item in drawn)
 
 
 def table(found: Sequence[ScalingSeries]) -> Fragment:

@@ -24,6 +24,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 aten: Any = torch.ops.aten
+_linalg: Any = torch.linalg
 Call = tuple[Tensor, Tensor, tuple[Any, ...]]  # output, log-sum-exp, what the backward pass needs
 
 
@@ -274,7 +275,7 @@ def can_attend(device: torch.device, dtype: torch.dtype, width: int, groups: int
 def _alike(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> bool:
     """Return whether no tensor is off by more than half precision, whose errors are below 1e-2."""
     pairs = [(one.float(), two.float()) for one, two in zip(ours, plain, strict=True)]
-    size: Any = getattr(torch.linalg, "vector_norm")  # noqa: B009
+    size = _linalg.vector_norm
     return all(bool(size(one - two) < 2e-2 * size(two)) for one, two in pairs)
 
 

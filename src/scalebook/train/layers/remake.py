@@ -2,8 +2,12 @@
 
 A norm's output and an activation function's product are each a pass over their input, which is
 kept anyway. Under recompute mode ``pointwise`` the linear layer that reads them gives their memory
-back once it has multiplied, and fills it again when its own gradient arrives. What the recipe
-reads may wait in host memory meanwhile (``scalebook.train.layers.remake``).
+back once it has multiplied, and fills it again when its own gradient arrives.
+
+What the recipe reads may wait in host memory meanwhile (``HostCopy``). Under ``pointwise`` the
+product of a layer's first MLP matrix (gate and up) is all that the MLP keeps, and nothing reads it
+between the passes, so that it can be copied to page-locked memory and back in a stream beside the
+computation. The layers at the model's beginning do so, because their backward pass comes last.
 """
 
 from __future__ import annotations
