@@ -27,7 +27,7 @@ from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
 from scalebook.logs.source import LONGEST_LINE, clean
 
 LOGS = Path(__file__).parents[1] / "logs"
-EXCERPTS = sorted(LOGS.iterdir())
+EXCERPTS = sorted(path for path in LOGS.iterdir() if path.is_file())  # not what Python compiled
 SMALL = ("megatron_2021_windows.log", "nemo2.log", "bridge_wrapped.log", "hf_trainer.log",
          "tprimat_old.json", "kineto.json", "nanotron.csv", "rocm_smi.csv")  # fmt: skip
 RATES = (
