@@ -132,6 +132,7 @@ PACKED: dict[str, dict[str, Any]] = {
 }
 SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
 FORCED = {"expert_balance": "forced"}
+STEPS = 4  # of which the last three have a history in the optimizer
 ALL: dict[str, dict[str, Any]] = {
     "dense": {},
     "six layers": {"model": "tiny-llama@6"},
@@ -159,12 +160,13 @@ ALL: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Every run of this file, by name."""
-    return trained(tmp_path_factory.mktemp("runs"), ALL)
+    asked = {name: {"steps": STEPS, **changes} for name, changes in ALL.items()}
+    return trained(tmp_path_factory.mktemp("runs"), asked)
 
 
 def assert_same_curve(run: Finished, reference: Finished) -> None:
     assert run.code == 0, run.log
-    assert len(run.losses) == len(reference.losses) == 6
+    assert len(run.losses) == len(reference.losses) == STEPS
     assert run.losses == pytest.approx(reference.losses, rel=RELATIVE)
     norms = [step.grad_norm for step in run.steps]
     assert norms == pytest.approx([step.grad_norm for step in reference.steps], rel=1e-3)
@@ -305,4 +307,4 @@ def test_another_seed_gives_another_curve(runs: dict[str, Finished]):
 def test_losses_fall_from_that_of_a_guess(runs: dict[str, Finished]):
     for run in (runs["dense"], runs["mixture"]):
         assert run.losses[0] == pytest.approx(6.93, abs=0.2)  # ln(1024)
-        assert run.losses[-1] < run.losses[0] - 1
+        assert run.losses[-1] < run.losses[0] - 0.5

@@ -64,7 +64,8 @@ class Verdict:
         if self.measured_spread is None:
             return (
                 f"Assumed: the speed of one configuration varies by {assumed} (standard deviation) "
-                "from start to start. Repeats would show it."
+                "from start to start; two devices of one kind may differ by more. Repeats on both "
+                "would show it."
             )
         return (
             f"Runs of a side vary by {100 * self.measured_spread:.2g} % (standard deviation); "
