@@ -182,24 +182,25 @@ def _words(found: Steady) -> str:
 def print_comparison(options: argparse.Namespace) -> int:
     """Print the verdict on A against B."""
     from scalebook.measure.verdicts.differences import differences, other_work
-    from scalebook.measure.verdicts.read import judge, read_side, same
+    from scalebook.measure.verdicts.read import clocks_apart, judge, read_side, same
 
     runs = runs_folder(options.runs)
     a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))
     verdict, reason = judge(a, b, options.start_spread)
     found = differences(a.records, b.records) if a.records and b.records else ()
+    clocks = clocks_apart(a, b, found)
     if options.json:
         names = ("ratio", "low", "high", "rate", "start_spread", "advice")
         values = {name: getattr(verdict, name, None) for name in names}
-        word = verdict.word if verdict else "cannot tell"
-        print_json({**values, "verdict": word, "differences": found, "reason": reason})
+        values |= {"verdict": verdict.word if verdict else "cannot tell", "clocks": clocks}
+        print_json({**values, "differences": found, "reason": reason})
         return 0
     if verdict is None or same(a, b):
         print(f"Cannot tell. {reason}")
     else:
         said = (other_work(found), verdict.sentence, _measured(verdict, sides))
         left_out = f"Left out: {reason}" if reason else None
-        more = (verdict.assumption, verdict.advice, left_out)
+        more = (clocks, verdict.assumption, verdict.advice, left_out)
         print("\n".join(line for line in (*said, *more) if line))
     _print_differences(found, sides)
     return 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from scalebook import identity
 from scalebook.errors import RecordError
@@ -13,10 +14,13 @@ from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
 from scalebook.measure.metrics.settings import text
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
+from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.series import STEPS, read_series
 from scalebook.record import RunRecord
 from scalebook.step_columns import Steps
 from scalebook.store import Run, find_run, read_run, read_runs
+
+CLOCKS_APART = 0.01  # of the mean clock; one device differs by less from start to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Side:
     records: tuple[RunRecord, ...] = ()
     reason: str | None = None  # why there is no rate; of runs, it says of which
     sources: frozenset[tuple[str, int]] = frozenset()  # what tells each run or file from others
+    clocks: tuple[float, ...] = ()  # mean of each rated run in MHz, where it was sampled
 
 
 def read_side(name: str, runs: Path) -> Side:
@@ -88,6 +93,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     """Return the side of runs; those without a steady state are left out, and why is said."""
     steps: list[Estimate] = []
     tokens: list[Estimate] = []
+    clocks: list[float] = []
     reasons: list[str] = []
     for run in runs:
         item = measure(run)
@@ -102,6 +108,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
             continue
         tokens.append(rate)
+        clocks += [item.mean_clock_mhz] if item.mean_clock_mhz else []
         steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, rate.steps))
     records = tuple(run.record for run in runs)
     reason = " ".join(reasons) if reasons else None
@@ -109,7 +116,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     sources = frozenset(
         (run.record.run_id, hash(tuple(Steps.of(run.steps).known("step_seconds")))) for run in runs
     )
-    return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
+    return Side(name, tuple(steps), tuple(tokens), records, reason, sources, tuple(clocks))
 
 
 def losses_that_rose(item: RunMetrics) -> str | None:
@@ -143,6 +150,23 @@ def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None
         left, right = a.tokens, b.tokens
     verdict = compare(left, right, start_spread=assumed if starts is None else starts)
     return replace(verdict, rate=_rate(a, b)), told
+
+
+def clocks_apart(a: Side, b: Side, found: Iterable[Difference]) -> str | None:
+    """Return a sentence where only the devices' clocks differ, by more than their rounding.
+
+    Other settings draw another power, so that a clock is then their effect. Two devices of one kind
+    reach other clocks at one power cap: what differs is theirs.
+    """
+    if not a.clocks or not b.clocks or {one.name for one in found} - {"git_commit"}:
+        return None
+    left, right = fmean(a.clocks), fmean(b.clocks)
+    if abs(left / right - 1) < CLOCKS_APART:
+        return None
+    return (
+        f"The same settings ran at {left:,.0f} MHz on side A and at {right:,.0f} MHz on side B, "
+        f"{100 * abs(left / right - 1):.2g} % apart: the difference may be that of the devices."
+    )
 
 
 def _reasons(*sides: Side) -> Iterator[str]:
