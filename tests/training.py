@@ -20,8 +20,11 @@ FAKES = Path(__file__).parent / "fakes"
 
 
 def small(**changes: Any) -> RunConfig:
-    """Return a configuration of a few short steps on the CPU."""
-    return simulated.config(**{"steps": 5, "warmup_steps": 1, **changes})
+    """Return a configuration of a few short steps on the CPU.
+
+    Its seed is that of this process: tests that run at once start no runs of one name.
+    """
+    return simulated.config(**{"steps": 5, "warmup_steps": 1, "seed": os.getpid(), **changes})
 
 
 def two_nodes(micro_batch_size: int = 1, **changes: Any) -> RunConfig:
