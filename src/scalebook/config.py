@@ -133,13 +133,7 @@ class RunConfig(BaseModel):
     def recomputation(self) -> Recomputed:
         """What the backward pass recomputes."""
         modules = named_modules(self.recompute_modules)
-        grouped = self.recompute_method == "uniform"
-        return Recomputed(
-            self.recompute,
-            layers=0 if grouped else self.recompute_layers,
-            group=max(self.recompute_layers, 1) if grouped else 1,
-            modules=(modules or ("core_attn",)) if self.recompute == "selective" else (),
-        )
+        return Recomputed.of(self.recompute, self.recompute_method, self.recompute_layers, modules)
 
     @property
     def data_parallel_size(self) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 # beyond, those are too small, and one grouped product is made first and added then.
 MOST_SINGLE_GRADIENTS = 16
 
+RECOMPUTE = ("none", "pointwise", "selective", "full")
+
 
 def experts_need_no_host(experts: int, expert_size: int, tensor_size: int) -> bool:
     """Return whether a rank computes its ``experts`` without asking how many tokens each got.
@@ -75,11 +77,30 @@ class Recomputed:
     group: int = 1  # layers that keep one input together
     modules: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, mode: str, method: str, layers: int, modules: tuple[str, ...]) -> Recomputed:
+        """Return what settings of these values ask for."""
+        grouped = method == "uniform"
+        return cls(
+            mode,
+            layers=0 if grouped else layers,
+            group=max(layers, 1) if grouped else 1,
+            modules=(modules or ("core_attn",)) if mode == "selective" else (),
+        )
+
     def covered(self, stages: int, chunks: int, layers: int) -> int:
         """Return how many of a model's layers run their forward pass again as a whole."""
         if self.mode != "full":
             return 0
         return min(self.layers * stages * chunks, layers) if self.layers else layers
+
+    def again(self, stages: int, chunks: int, layers: int, *modules: str) -> float:
+        """Return in which share of the layers the forward pass of a part runs again.
+
+        The part is within each of these ``modules``; all parts are within a whole layer.
+        """
+        whole = self.covered(stages, chunks, layers) / layers
+        return whole + sum(module in self.modules for module in modules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import pytest
 
 from scalebook.facts import catalog, communication
 from scalebook.facts.flops import parameter_count
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, Recomputed
 
 Row = dict[str, str]
+NOTHING = Recomputed()
 GOLDEN = Path(__file__).parents[1] / "golden" / "communication.csv"
 MIB, GIB = 2**20, 2**30
 
@@ -191,7 +192,7 @@ def test_a_stage_sends_activations_on_and_gradients_back(
     )
     assert found.pipeline == 5 * max(crossings) * 64 * 128 * 2
     sent = [
-        communication._stage(shape, split, stage, (64, "bf16"), 4).pipeline
+        communication._stage(shape, split, stage, (64, "bf16", NOTHING), 4).pipeline
         for stage in range(stages)
     ]
     assert sent == [count * 64 * 128 * 2 for count in crossings]
@@ -219,6 +220,42 @@ def test_experts_trade_tokens_and_their_gradients_go_to_those_who_hold_the_same(
         assert found.data == (4 + 2) * (3 / 4 * dense + (copies - 1) / copies * held)
     shared = Parallelism(8, 2, expert_parallel_size=4, sequence_parallel=True)
     assert communication.estimate(shape, shared, **sizes).expert == spread.expert / 2
+
+
+RING = 2 * 64 / 2 * 64 * 2 / 2  # keys and values of half the tokens, once, on one of two tp ranks
+
+
+@pytest.mark.parametrize(
+    ("again", "tensor", "context", "expert"),
+    [
+        (NOTHING, 8, 3, 4),
+        # ZeRO (arXiv 1910.02054, section 8): 12 b s h of a block whose forward pass runs again.
+        (Recomputed("full"), 12, 4, 6),
+        (Recomputed("full", layers=1), 10, 3.5, 5),  # of the two layers of each stage
+        (Recomputed("selective", modules=("core_attn",)), 8, 4, 4),
+        (Recomputed("selective", modules=("moe", "layernorm")), 8, 3, 6),
+        (Recomputed("pointwise"), 8, 3, 4),
+    ],
+)
+def test_what_runs_again_exchanges_again(
+    again: Recomputed, tensor: float, context: float, expert: float
+) -> None:
+    """tiny-moe (h 128, 4 groups of 16, 2 experts a token), 64 tokens over 2 x 2 x 2 ranks and 2."""
+    split = Parallelism(
+        16, 2, 2, context_parallel_size=2, expert_parallel_size=2, expert_tensor_parallel_size=2
+    )
+    found = communication.estimate(
+        catalog.model("tiny-moe"),
+        split,
+        micro_batch_size=1,
+        num_microbatches=1,
+        sequence_length=64,
+        recompute=again,
+    )
+    own = 64 / 2 * 128 * 2
+    assert found.tensor == 2 * tensor * own / 2
+    assert found.context == 2 * context * RING
+    assert found.expert == 2 * expert * own * 2 / 2
 
 
 def test_a_model_without_experts_trades_no_tokens() -> None:

@@ -177,6 +177,7 @@ def _communication(config: RunConfig, shape: ModelShape, legal: bool) -> dict[st
         sequence_length=config.sequence_length,
         precision=config.precision,
         gradient_precision=config.gradient_precision,
+        recompute=config.recomputation,
     )
     kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
     return {

@@ -26,8 +26,9 @@ from scalebook.cli.terminal import (
     show,
 )
 from scalebook.errors import ClaimError
-from scalebook.facts.flops import RECOMPUTE, TRAINED, ConventionFit
+from scalebook.facts.flops import TRAINED, ConventionFit
 from scalebook.measure.intervals import Numeral, read_numeral
+from scalebook.parallelism import RECOMPUTE
 
 if TYPE_CHECKING:
     from scalebook.facts.feasibility import Cell

@@ -8,12 +8,14 @@ computation and what the links can do is measured, not predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, Recomputed
 
+NOTHING_AGAIN = Recomputed()
 _GRADIENTS = {"fp16": 2}  # bytes a reduced gradient; 4 for every other precision
 
 
@@ -38,14 +40,17 @@ def tensor_bytes(
     *,
     element_bytes: int = 2,
     sequence_parallel: bool = False,
+    again: float = 0.0,
 ) -> float:
     """Return bytes that a rank sends in one layer for one microbatch with ``tokens`` tokens.
 
     Two all-reduces forward and two backward (arXiv 1909.08053), 4 x 2 (t - 1) / t. Sequence
     parallelism moves the same as gathers and scatters, and gathers the two inputs of the linear
     layers once more in the backward pass (arXiv 2205.05198, section 4.2.2): 10 where it was 8.
+    A forward pass that runs ``again`` (1: all of it) repeats its own: 12 where it was 8 (arXiv
+    1910.02054, section 8).
     """
-    passes = 10 if sequence_parallel else 8
+    passes = (10 if sequence_parallel else 8) + 4 * again
     return passes * (ranks - 1) / ranks * tokens * shape.hidden_size * element_bytes
 
 
@@ -60,27 +65,30 @@ def pipeline_bytes(
 
 
 def context_ring_bytes(
-    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
+    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2, again: float = 0.0
 ) -> float:
     """Return bytes that a rank sends in one layer: keys and values around the ring, three times.
 
-    Once forward, once backward, and their gradients; 3 (c - 1) x 2 b (s / c) g d. ``tokens`` are
-    those of the whole sequence.
+    Once forward, once backward, and their gradients; 3 (c - 1) x 2 b (s / c) g d; once more where
+    the forward pass of the attention runs ``again``. ``tokens`` are those of the whole sequence.
     """
     width = shape.num_query_groups * shape.head_dim
-    return 3 * (ranks - 1) * 2 * tokens / ranks * width * element_bytes
+    return (3 + again) * (ranks - 1) * 2 * tokens / ranks * width * element_bytes
 
 
-def expert_bytes(shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2) -> float:
+def expert_bytes(
+    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2, again: float = 0.0
+) -> float:
     """Return bytes that a rank sends in one MoE layer: dispatch and combine, forward and backward.
 
-    4 (e - 1) / e s b h k with evenly loaded experts; a token that goes to two experts of one rank
-    is sent twice. ``tokens`` are those of one rank. 0 without experts.
+    4 (e - 1) / e s b h k with evenly loaded experts, 6 where the forward pass runs ``again``; a
+    token that goes to two experts of one rank is sent twice. ``tokens`` are those of one rank. 0
+    without experts.
     """
     if shape.moe is None:
         return 0.0
     width = shape.hidden_size * shape.moe.top_k
-    return 4 * (ranks - 1) / ranks * tokens * width * element_bytes
+    return (4 + 2 * again) * (ranks - 1) / ranks * tokens * width * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +117,14 @@ def estimate(
     sequence_length: int,
     precision: str = "bf16",
     gradient_precision: str = "fp32",
+    recompute: Recomputed = NOTHING_AGAIN,
 ) -> CommunicationEstimate:
     """Return what one rank sends in one optimizer step, on the stage that sends most.
 
     Context parallelism as a ring. The vocabulary's collectives, norms, the gradient of tied
     embeddings and control messages are left out: they are small beside these.
     """
-    work = micro_batch_size * sequence_length, precision
+    work = micro_batch_size * sequence_length, precision, recompute
     gradient, times = _gradient_bytes(precision, gradient_precision), num_microbatches
     number, chunks = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
     stages = [_stage(shape, parallelism, stage, work, gradient) for stage in range(number)]
@@ -135,10 +144,14 @@ def estimate(
 
 
 def _stage(
-    shape: ModelShape, parallelism: Parallelism, stage: int, work: tuple[int, str], gradient: int
+    shape: ModelShape,
+    parallelism: Parallelism,
+    stage: int,
+    work: tuple[int, str, Recomputed],
+    gradient: int,
 ) -> CommunicationEstimate:
-    """Bytes for one microbatch (tokens, precision), and for the data-parallel part once."""
-    tokens, precision = work
+    """Bytes for one microbatch of ``work``'s tokens, and for the data-parallel part once."""
+    tokens, precision, recompute = work
     size = exchanged_bytes(precision)
     tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
     own = tokens / context
@@ -146,7 +159,11 @@ def _stage(
     layers = [layer for chunk in chunks for layer in chunk]
     moe = sum(is_moe(shape, layer) for layer in layers)
     spread = parallelism.sequence_parallel
-    per_layer = tensor_bytes(shape, tensor, own, element_bytes=size, sequence_parallel=spread)
+    of = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
+    again = partial(recompute.again, *of, shape.num_layers)
+    per_layer = tensor_bytes(
+        shape, tensor, own, element_bytes=size, sequence_parallel=spread, again=again()
+    )
     boundary = pipeline_bytes(shape, own, tensor=tensor if spread else 1, element_bytes=size)
     routed = own / (tensor if spread else 1)
     return CommunicationEstimate(
@@ -154,10 +171,12 @@ def _stage(
         pipeline=_crossings(parallelism, stage) * boundary,
         # Heads are split over tensor-parallel ranks, so each ring carries its share.
         context=len(layers)
-        * context_ring_bytes(shape, context, tokens, element_bytes=size)
+        * context_ring_bytes(shape, context, tokens, element_bytes=size, again=again("core_attn"))
         / tensor,
         expert=moe
-        * expert_bytes(shape, parallelism.expert_parallel_size, routed, element_bytes=size),
+        * expert_bytes(
+            shape, parallelism.expert_parallel_size, routed, element_bytes=size, again=again("moe")
+        ),
         data=_data(shape, parallelism, stage, size, gradient),
         bubble=0.0,
     )

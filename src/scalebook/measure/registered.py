@@ -24,8 +24,7 @@ from scalebook import untrusted
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.load import PROJECT_FILE, project_file
 from scalebook.measure.row import NAMES
-from scalebook.parallelism import Recomputed
-from scalebook.settings import RECOMPUTE_MODULES, SETTINGS, named_modules
+from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.measure.row import RunMetrics
@@ -354,29 +353,24 @@ def hfu(run: Subject) -> float | Missing:
     The FLOPs of a step with what was recomputed, over those of the model, times MFU.
     """
     from scalebook.facts import flops
-    from scalebook.measure.metrics.settings import count, document_length, run_shape
+    from scalebook.measure.metrics.settings import count, document_length, recomputed, run_shape
 
     numbers, record = run.numbers, run.record
     if numbers.mfu is None:
         return Missing(numbers.mfu_reason or "There is no MFU.")
     shape, reason = run_shape(record)
-    length, mode = document_length(record), record.setting("recompute")
+    length, again = document_length(record), recomputed(record)
     if shape is None or length is None:
         return Missing(reason or "The run names no sequence_length.")
-    if mode not in flops.RECOMPUTE:
-        return Missing("The run does not say what it recomputed.")
-    named = named_modules(str(record.setting("recompute_modules") or "core_attn"))
-    if not set(named) <= {*RECOMPUTE_MODULES}:
-        return Missing("The run recomputed modules that are not known.")
-    first = count(record, "recompute_layers") or 0
+    if again is None:
+        return Missing("The run does not say what it recomputed, or names modules not known.")
     names = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
     stages, chunks = (count(record, name) or 1 for name in names)
-    whole = Recomputed(mode, 0 if record.setting("recompute_method") == "uniform" else first)
     counted, modules = numbers.flops_convention, count(record, "mtp_layers") or 0
     hardware = flops.hardware_flops_per_token(
-        *(shape, length, mode, counted),
-        recompute_num_layers=whole.covered(stages, chunks, shape.num_layers),
-        recompute_modules=named,
+        *(shape, length, again.mode, counted),
+        recompute_num_layers=again.covered(stages, chunks, shape.num_layers),
+        recompute_modules=again.modules,
         mtp_layers=modules,
     )
     model = flops.flops_per_token(shape, length, counted, mtp_layers=modules)

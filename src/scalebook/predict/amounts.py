@@ -163,10 +163,8 @@ def amounts(
 
 def _again(config: RunConfig, shape: ModelShape, *modules: str) -> float:
     """Return the share of the layers in which the forward pass of a part of these runs again."""
-    asked = config.recomputation
     sizes = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    whole = asked.covered(*sizes, shape.num_layers) / shape.num_layers
-    return whole + sum(module in asked.modules for module in modules)
+    return config.recomputation.again(*sizes, shape.num_layers, *modules)
 
 
 def _slowest_of(ranks: int) -> float:
@@ -414,22 +412,32 @@ class _Job:
         if ranks > 1:
             spread = config.sequence_parallel
             size = communication.tensor_bytes(
-                shape, ranks, self.tokens, element_bytes=each, sequence_parallel=spread
+                shape,
+                ranks,
+                self.tokens,
+                element_bytes=each,
+                sequence_parallel=spread,
+                again=_again(config, shape),
             )
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
         if ranks > 1:
             whole = self.tokens * ranks
-            size = communication.context_ring_bytes(shape, ranks, whole, element_bytes=each)
+            again = _again(config, shape, "core_attn")
+            size = communication.context_ring_bytes(
+                shape, ranks, whole, element_bytes=each, again=again
+            )
             size /= config.tensor_parallel_size
             # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
             # a ring passes three times, and waits for both.
-            kind, passes = ("context_exposed", 2 / 3) if self.own_kernels else ("context", 1.0)
+            gathered = (2 + again) / (3 + again)
+            kind, passes = ("context_exposed", gathered) if self.own_kernels else ("context", 1.0)
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
             own = self.tokens * self.replicated
-            size = communication.expert_bytes(shape, ranks, own, element_bytes=each)
+            again = _again(config, shape, "moe")
+            size = communication.expert_bytes(shape, ranks, own, element_bytes=each, again=again)
             stride = config.expert_tensor_parallel_size
             _add(found, self.sent("expert_exchange", size, ranks, stride))
         if config.offload_layers:  # of one layer in so many, gate and up go to the host and back

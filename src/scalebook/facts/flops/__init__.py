@@ -41,6 +41,7 @@ from scalebook.facts.flops.parameters import (
     layer_parameters,
     parameter_count,
 )
+from scalebook.parallelism import RECOMPUTE
 from scalebook.settings import RECOMPUTE_MODULES
 
 __all__ = [
@@ -50,8 +51,6 @@ __all__ = [
     "hardware_flops_per_token", "headline_convention", "layer_parameters", "model_tflops",
     "overstated_at_most", "packed_sequence_length", "padded_vocab_size", "parameter_count",
 ]  # fmt: skip
-
-RECOMPUTE = ("none", "pointwise", "selective", "full")
 
 
 def padded_vocab_size(

@@ -16,7 +16,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.facts.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
-from scalebook.parallelism import Parallelism, Recomputed
+from scalebook.parallelism import RECOMPUTE, Parallelism, Recomputed
 from scalebook.untrusted import html_table
 
 OptimizerKernel = Literal["fused", "unfused"]
@@ -24,7 +24,6 @@ OptimizerKernel = Literal["fused", "unfused"]
 __all__ = ["MemoryEstimate", "StageMemory", "estimate"]
 
 GIB = 2**30
-RECOMPUTE = ("none", "pointwise", "selective", "full")
 SHARDING = ("none", "optimizer", "full")
 
 

@@ -9,8 +9,9 @@ from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.row import RunMetrics
+from scalebook.parallelism import RECOMPUTE, Recomputed
 from scalebook.record import RunRecord
-from scalebook.settings import SETTINGS
+from scalebook.settings import RECOMPUTE_MODULES, SETTINGS, named_modules
 
 _ROWS = tuple(SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS)
 LARGEST = 2**53  # whole numbers up to here are exact as floats
@@ -26,6 +27,15 @@ def document_length(record: RunRecord) -> float | None:
     """Return the tokens that attend to one another: of a sample, or of a document packed in it."""
     length, packed = count(record, "sequence_length"), count(record, "packed_documents") or 1
     return length if length is None or packed == 1 else length / packed
+
+
+def recomputed(record: RunRecord) -> Recomputed | None:
+    """Return what the backward pass recomputed; None where the record does not say it in full."""
+    mode, modules = record.setting("recompute"), text(record.setting("recompute_modules")) or ""
+    if mode not in RECOMPUTE or not {*named_modules(modules)} <= {*RECOMPUTE_MODULES}:
+        return None
+    method, layers = text(record.setting("recompute_method")), count(record, "recompute_layers")
+    return Recomputed.of(mode, method or "block", layers or 0, named_modules(modules))
 
 
 def text(value: object) -> str | None:

@@ -13,7 +13,7 @@ from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import communication
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
-from scalebook.measure.metrics.settings import count, run_shape, text
+from scalebook.measure.metrics.settings import count, recomputed, run_shape, text
 from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
@@ -131,6 +131,7 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
             sequence_length=length,
             precision=text(record.setting("precision")) or "bf16",
             gradient_precision=text(record.setting("gradient_precision")) or "fp32",
+            recompute=recomputed(record) or communication.NOTHING_AGAIN,
         )
     except (ScalebookError, ArithmeticError, LookupError):
         return None  # a split that cannot be: said where the record is judged
