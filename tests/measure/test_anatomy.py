@@ -21,7 +21,7 @@ from scalebook.measure import anatomy
 from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
 from scalebook.measure.anatomy.breakdown import Task, length, self_times, together, union
 from scalebook.measure.anatomy.events import EventReader
-from scalebook.measure.anatomy.kinds import collective_of, kind_of
+from scalebook.measure.anatomy.kinds import collective_of, kind_of, of_layout
 from scalebook.measure.anatomy.trace import Trace
 from scalebook.measure.metrics.step_anatomy import marked_steps, step_anatomy
 from scalebook.parallelism import Parallelism
@@ -555,6 +555,43 @@ def test_collectives_are_told_from_names():
         "c10d::alltoall_base_": "all_to_all",
     }
     assert {name: collective_of(name) for name in names} == names
+
+
+def test_torchs_name_of_a_collective_counts_before_the_kernels(tmp_path: Path):
+    """An all-to-all and a send run as one kernel: 100, 50 and 20 us of a step, none hidden."""
+    both = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    names: tuple[Any, ...] = ("all_to_allv", "send", None, "coalesced", "gather", 7)
+    spans = ((100, 200), (200, 250), (300, 310), (400, 410), (500, 520), (600, 605))
+    events = [host("scalebook.step", 0, 1000), kernel("nvjet", 0, 90, 1)]
+    for number, (name, (start, stop)) in enumerate(zip(names, spans, strict=True), 2):
+        events.append(kernel(both, start, stop, number, stream=20))
+        events[-1]["args"] |= {} if name is None else {"Collective name": name}
+    found = {
+        name: round(seconds / US, 6)
+        for name, seconds in reduced(tmp_path, *events).exposed_by_collective.items()
+    }
+    assert found == {"all_to_all": 100, "send_receive": 50 + 10 + 10 + 5, "other": 20}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"expert_parallel_size": 2}, {"expert_all_to_all": 3.0, "all_reduce": 4.0}),
+        ({"context_parallel_size": 2}, {"all_to_all": 1.0, "context_ring": 2.0, "all_reduce": 4.0}),
+        ({"expert_parallel_size": 2, "context_parallel_size": 2},
+         {"all_to_all": 1.0, "other": 2.0, "all_reduce": 4.0}),
+        ({}, {"all_to_all": 1.0, "other": 2.0, "all_reduce": 4.0}),
+        ({"pipeline_parallel_size": 2, "expert_parallel_size": 2},
+         {"expert_all_to_all": 1.0, "send_receive": 2.0, "all_reduce": 4.0}),
+        ({"pipeline_parallel_size": 2, "context_parallel_size": 2},
+         {"all_to_all": 1.0, "send_receive": 2.0, "all_reduce": 4.0}),
+    ],
+)  # fmt: skip
+def test_exchanges_are_named_by_what_the_layout_uses_them_for(
+    sizes: dict[str, int], found: dict[str, float]
+):
+    exposed = {"all_to_all": 1.0, "send_receive": 2.0, "all_reduce": 4.0}
+    assert of_layout(exposed, Parallelism(8, **sizes)) == found
 
 
 def test_a_trace_with_too_many_events_is_refused_in_words(

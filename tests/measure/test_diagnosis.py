@@ -45,6 +45,7 @@ from scalebook.measure.diagnosis.evidence import (
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.measure.diagnosis.waterfall import _elementwise, useful_work, waterfall
+from scalebook.measure.metrics.step_anatomy import step_anatomy
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
@@ -231,7 +232,7 @@ def test_exposed_communication_is_named_with_its_collective_and_its_rate(tmp_pat
     found = diagnosed(tmp_path, profile=profile)
     exposed = rule(found, "exposed_communication")
     assert exposed.step_fraction == pytest.approx(0.25)
-    assert "most of it all_gather" in exposed.says
+    assert "most of it all-gather." in exposed.says
     # 8.03e9 parameters, 6 bytes each (fp32 gradients, bf16 weights), 7/8 of them: 42.2 GB in 1.3 s
     assert "42.2 GB per step, 32.4 GB/s" in exposed.says
     assert "reached 400 GB/s" in exposed.says
@@ -255,6 +256,42 @@ def test_waits_between_stages_are_not_called_communication_where_the_bubble_expl
     assert rule(slow, "waits_between_stages").step_fraction == pytest.approx(
         0.6 - 3 / 11 - (shares(slow)["unequal_stages"] or 0)
     )
+
+
+EXPERTS_ON_TWO_GPUS = "20261129-173807-qwen3-30b-a3b-8-w2-0d25c1337bd1"
+
+
+def test_experts_on_two_gpus_exchange_tokens_and_have_no_stages_that_wait():
+    """Its only collectives without compute are sends and receives, gathers and reductions."""
+    run = Path(__file__).parents[2] / "runs" / "examples" / EXPERTS_ON_TWO_GPUS
+    found = diagnose(read_run(run))
+    assert "waits_between_stages" not in rules(found)
+    exposed = rule(found, "exposed_communication")
+    assert exposed.says.startswith(
+        "Exposed communication takes 10.8 % of the step, most of it the all-to-all of experts."
+    )
+    kept = json.loads((run / "profile" / "breakdown.json").read_text())
+    assert kept["exposed_by_collective"]["send_receive"] / kept["step_seconds"] > 0.1
+    assert shares(found)["waits_between_stages"] == 0
+    assert shares(found)["exposed_communication"] == pytest.approx(
+        kept["parts"]["exposed_communication_seconds"] / kept["step_seconds"]
+    )
+    (profile,) = step_anatomy(read_run(run)).profiles
+    assert "send_receive" not in profile.exposed_by_collective
+
+
+def test_waits_of_stages_with_experts_are_sure_only_where_the_trace_names_the_all_to_all(tmp_path):
+    both = {"model": "mixtral-8x7b", "pipeline_parallel_size": 2, "expert_parallel_size": 4}
+    mixed = breakdown(exposed={"send_receive": 0.6}, exposed_communication=0.6, backward=0.2)
+    found = diagnosed(tmp_path / "old", profile=mixed, **both)
+    assert "The all-to-all of experts is in it" in rule(found, "waits_between_stages").says
+    named = {"send_receive": 0.5, "all_to_all": 0.1}
+    exact = breakdown(exposed=named, exposed_communication=0.6, backward=0.2)
+    found = diagnosed(tmp_path / "new", profile=exact, **both)
+    assert rule(found, "waits_between_stages").says.endswith("the output layer explain.")
+    assert "the all-to-all of experts" in rule(found, "exposed_communication").says
+    plain = diagnosed(tmp_path / "plain", profile=mixed, pipeline_parallel_size=2)
+    assert rule(plain, "waits_between_stages").says.endswith("the output layer explain.")
 
 
 def test_overlap_that_is_off_is_named_where_replicas_exchange_something(tmp_path):

@@ -14,13 +14,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalebook.measure.anatomy.events import EventReader, pieces
 from scalebook.measure.anatomy.kinds import (
     PHASES,
     PIPELINE,
+    SENDS,
     STEP,
     Phase,
     collective_of,
@@ -393,6 +394,7 @@ class Task:
     stream: int
     launched: float | None
     phase: Phase | None
+    collective: str = ""  # as torch names it, if it does
 
 
 @dataclass(slots=True)
@@ -449,7 +451,9 @@ def device_work(trace: Trace, phases: Timeline, window: Span) -> Work:
             launched = trace.launches.start[number]
             phase = phases.phase(trace.launches.where[number], launched)
             last[stream] = phase
-        tasks.append(_task(rows, row, launched, phase))
+        task = _task(rows, row, launched, phase)
+        named = trace.collectives.get(row)
+        tasks.append(task if named is None else replace(task, collective=trace.names[named]))
     work = _sorted_out(trace, "gpu", tasks)
     work.uncorrelated = uncorrelated
     if len(devices) > 1:
@@ -471,8 +475,8 @@ def host_work(trace: Trace, phases: Timeline, window: Span) -> Work:
         if trace.names[trace.ranges.name[row]] == PIPELINE
     ]
     if waits:
-        known = work.communication.get("send_receive", [])
-        work.communication["send_receive"] = union([*known, *waits])
+        known = work.communication.get(SENDS, [])
+        work.communication[SENDS] = union([*known, *waits])
     return work
 
 
@@ -508,7 +512,8 @@ def _sorted_out(trace: Trace, device: Device, tasks: list[Task]) -> Work:
     for task in tasks:
         name, span = trace.names[task.name], (task.start, task.stop)
         if kind_of(name) == "communication":
-            communication.setdefault(collective_of(name), []).append(span)
+            collective = collective_of(name, task.collective)
+            communication.setdefault(collective, []).append(span)
             continue
         compute[task.phase or "forward"].append(span)
         if task.phase is None:

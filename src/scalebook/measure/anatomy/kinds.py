@@ -7,8 +7,11 @@ which keeps NCCL's names), Triton, Transformer Engine, and of torch's own operat
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
+
+from scalebook.parallelism import Parallelism
 
 Kind = Literal[
     "gemm", "attention", "norm", "elementwise", "optimizer", "communication", "copy", "other"
@@ -54,7 +57,19 @@ _COLLECTIVES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("all_to_all", re.compile(r"all_?to_?all|deep_ep", re.IGNORECASE)),
     ("send_receive", re.compile(r"send|recv|receive|pipeline", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast|\bbcast", re.IGNORECASE)),
+    ("other", re.compile(r"^(?:gather|scatter)$")),  # torch's names; NCCL runs them as sends
 )
+SENDS, EXPERTS, RING = "send_receive", "expert_all_to_all", "context_ring"
+COLLECTIVES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    SENDS: "sends and receives between stages",
+    EXPERTS: "the all-to-all of experts",
+    RING: "the ring of context parallelism",
+    "other": "collectives that their kernel's name does not show",
+}
 
 # What the trainer marks, and what torch marks by itself in any program. All that is not marked
 # otherwise counts as forward: programs of others mark their forward pass seldom.
@@ -84,9 +99,32 @@ def kind_of(name: str) -> Kind:
 
 
 @lru_cache(maxsize=2_000)
-def collective_of(name: str) -> str:
-    """Return which collective a communication kernel is: ``all_reduce``, ..., or ``other``."""
-    return next((kind for kind, pattern in _COLLECTIVES if pattern.search(name)), "other")
+def collective_of(name: str, named: str = "") -> str:
+    """Return which collective a communication kernel is: ``all_reduce``, ..., or ``other``.
+
+    ``named`` is torch's name of the collective, where the trace has it. It counts first, because
+    NCCL runs an all-to-all as the kernel of a send and a receive.
+    """
+    texts = (named, name)
+    return next((kind for text in texts for kind, one in _COLLECTIVES if one.search(text)), "other")
+
+
+def of_layout(exposed: Mapping[str, float], layout: Parallelism) -> dict[str, float]:
+    """Return seconds by collective, exchanges by what the layout uses them for.
+
+    Without pipeline stages a send and a receive is an all-to-all of experts or a ring of context
+    parallelism. With stages it stays what it is: only torch's name of the collective tells more.
+    """
+    experts, context = layout.expert_parallel_size > 1, layout.context_parallel_size > 1
+    only = {(True, False): EXPERTS, (False, True): RING}.get((experts, context))
+    names = {"all_to_all": EXPERTS} if only == EXPERTS else {}
+    if layout.pipeline_parallel_size == 1:
+        names[SENDS] = only or "other"
+    found: dict[str, float] = {}
+    for name, seconds in exposed.items():
+        used_as = names.get(name, name)
+        found[used_as] = found.get(used_as, 0.0) + seconds
+    return found
 
 
 @lru_cache(maxsize=20_000)

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scalebook import untrusted
 from scalebook.errors import TraceError
+from scalebook.measure.anatomy.kinds import of_layout
+from scalebook.parallelism import Parallelism
 
 SCHEMA_VERSION = 1
 BREAKDOWN_FILE = "breakdown.json"
@@ -75,17 +77,21 @@ class Breakdown(_Row):
     trace: str | None = None  # file name beside this one; None where it was not kept
 
 
-def read_breakdown(path: Path) -> Breakdown:
-    """Return the breakdown in a file.
+def read_breakdown(path: Path, layout: Parallelism | None = None) -> Breakdown:
+    """Return the breakdown in a file, its exchanges named by ``layout`` where that is known.
 
     Raises:
         TraceError: the file is missing, too large, or does not hold a breakdown.
     """
     try:
-        return Breakdown.model_validate_json(untrusted.read_bytes(path, MOST_BYTES))
+        found = Breakdown.model_validate_json(untrusted.read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise TraceError(f"{path} contains no breakdown: {where}: {first['msg']}.") from error
+    if layout is None:
+        return found
+    named = of_layout(found.exposed_by_collective, layout)
+    return found.model_copy(update={"exposed_by_collective": named})

@@ -65,6 +65,7 @@ class Trace:
     places: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     kernels: EventRows = field(default_factory=EventRows)  # also copies and fills
     correlations: array[int] = field(default_factory=_integers)  # of each kernel, 0 without one
+    collectives: dict[int, int] = field(default_factory=dict[int, int])  # kernel -> torch's name
     launches: EventRows = field(default_factory=EventRows)
     launch_of: dict[int, int] = field(default_factory=dict[int, int])  # correlation -> launch
     ranges: EventRows = field(default_factory=EventRows)  # those that mark a phase or a wait
@@ -111,6 +112,9 @@ class Trace:
         stream = arguments.get("stream", event.get("tid"))
         if self.kernels.add(start, stop, self._place(device, stream), self._name(name)):
             self.correlations.append(_whole(arguments.get("correlation")))
+            collective = arguments.get("Collective name")
+            if isinstance(collective, str):
+                self.collectives[len(self.kernels) - 1] = self._name(collective)
 
     def _launch(self, event: Event, name: str, start: float, stop: float) -> None:
         correlation = _whole(_arguments(event).get("correlation"))

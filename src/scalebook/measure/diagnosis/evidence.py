@@ -16,6 +16,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
+from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
 from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
 from scalebook.measure.metrics.settings import document_length, run_shape
 from scalebook.measure.telemetry import TelemetrySummary
@@ -143,12 +144,13 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
     record, metrics, rates = run.record, found.metrics, found.rates
     # the very steps that the rates are over
     steps = rates.steps if rates else measured_steps(run.steps)
-    breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
+    layout = _parallelism(record, metrics)
+    breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE, layout)
     return Evidence(
         record=record,
         metrics=metrics,
         shape=run_shape(record)[0],
-        parallelism=_parallelism(record, metrics),
+        parallelism=layout,
         num_microbatches=_num_microbatches(metrics),
         split=split_of(breakdown, steps),
         breakdown_reason=reason,
@@ -158,11 +160,11 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
     )
 
 
-def _breakdown(path: Path) -> tuple[Breakdown | None, str | None]:
+def _breakdown(path: Path, layout: Parallelism | None) -> tuple[Breakdown | None, str | None]:
     if not untrusted.is_there(path):
         return None, "The run was not profiled."
     try:
-        found = read_breakdown(path)
+        found = read_breakdown(path, layout)
     except TraceError as error:
         return None, str(error)
     return found, found.reason
@@ -209,10 +211,6 @@ def _num_microbatches(metrics: RunMetrics) -> int | None:
     return whole // (micro * replicas)
 
 
-# Megatron-Core's waits between stages, as a profile names their kernels.
-BETWEEN_STAGES = "send_receive"
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """Shares of a step's time, 0 to 1; None where its source does not say.
@@ -230,6 +228,7 @@ class Split:
     data: float | None
     idle: float | None = None
     launch_gaps: float | None = None  # of the idle time
+    exchanges_named: bool = True  # False: what is between stages may be an all-to-all of experts
     largest_collective: str | None = None
     collective_seconds: float | None = None  # of one step, exposed or not
     kernels_per_step: float | None = None
@@ -254,7 +253,7 @@ def _profile(told: Breakdown) -> Split | None:
         return None
     forward, backward, optimizer, exposed, data, idle = (value or 0.0 for value in values)
     named = {name: time for name, time in told.exposed_by_collective.items() if time > 0}
-    between = min(named.pop(BETWEEN_STAGES, 0.0), exposed)
+    between = min(named.pop(SENDS, 0.0), exposed)
     gaps = told.launch_gap_seconds
     return Split(
         source="profile",
@@ -265,6 +264,7 @@ def _profile(told: Breakdown) -> Split | None:
         data=data / whole,
         idle=idle / whole,
         launch_gaps=None if gaps is None else min(gaps, idle) / whole,
+        exchanges_named=not {"all_to_all", EXPERTS}.isdisjoint(told.exposed_by_collective),
         largest_collective=max(named, key=lambda name: named[name]) if named else None,
         collective_seconds=told.communication_seconds,
         kernels_per_step=told.kernels_per_step,

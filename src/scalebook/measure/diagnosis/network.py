@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from scalebook.measure.anatomy.kinds import COLLECTIVES
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, Value, percent
 from scalebook.measure.diagnosis.memory_use import fits_with
 from scalebook.measure.diagnosis.pipeline import waiting_of
@@ -20,7 +21,8 @@ def communication_rule(found: Evidence) -> Iterator[Finding]:
         return
     share = split.communication
     what = "Exposed communication" if split.source == "profile" else "The gradient all-reduce"
-    largest = f", most of it {split.largest_collective}" if split.largest_collective else ""
+    name = split.largest_collective
+    largest = f", most of it {COLLECTIVES.get(name, name)}" if name else ""
     rate, words = _rate(found)
     yield Finding(
         rule="exposed_communication",
@@ -73,14 +75,17 @@ def _against(found: Evidence) -> Iterator[str]:
 
 def between_stages_rule(found: Evidence) -> Iterator[Finding]:
     """Yield what stages wait for each other beyond what the schedule explains."""
-    waits = waiting_of(found)
+    waits, layout = waiting_of(found), found.parallelism
     if waits is None or waits.stages < SMALLEST:
         return
+    experts = layout is not None and layout.expert_parallel_size > 1
+    unnamed = experts and found.split is not None and not found.split.exchanges_named
     yield Finding(
         rule="waits_between_stages",
         says=(
             f"Stages wait for each other {percent(waits.stages)} of the step longer than the "
             "bubble and the output layer explain."
+            f"{' The all-to-all of experts is in it: the profile does not name it.' * unnamed}"
         ),
         advice=(
             "Look for a slow rank, and for stages whose layers are not of one kind.",

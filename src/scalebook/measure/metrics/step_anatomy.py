@@ -46,13 +46,16 @@ class RunAnatomy:
 
 def step_anatomy(run: Run) -> RunAnatomy:
     """Return what a run's directory says about its steps' anatomy."""
-    record, (profiles, problems) = run.record, _profiles(run.path / FOLDER)
+    record = run.record
+    profiles, problems = _profiles(run.path / FOLDER, _parallelism(record))
     return RunAnatomy(
         record.run_id, profiles, marked_steps(record, run.steps), theory(record), problems
     )
 
 
-def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
+def _profiles(
+    folder: Path, layout: Parallelism | None
+) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
     if not folder.is_dir():
         return (), ()
     first = folder / BREAKDOWN_FILE
@@ -63,7 +66,7 @@ def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
         if not untrusted.is_there(path):
             continue
         try:
-            one = read_breakdown(path)
+            one = read_breakdown(path, layout)
         except TraceError as error:
             problems.append(str(error).replace(f"{folder.parent}/", ""))
             continue

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from scalebook.measure.anatomy import Breakdown
+from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.report import charts
 from scalebook.report.base.frames import ReportData
@@ -211,7 +212,7 @@ def _measured(one: Breakdown | None) -> dict[str, float | None]:
         "communication_seconds": total,
         "exposed": None if exposed is None else exposed / whole,
         "hidden": overlapped / total if total and overlapped is not None else None,
-        "stages": one.exposed_by_collective.get("send_receive", 0.0) / whole,
+        "stages": one.exposed_by_collective.get(SENDS, 0.0) / whole,
     }
 
 
@@ -237,14 +238,6 @@ def _whole(key: str, label: str) -> Column:
 
 NOTABLE = 0.05  # of the step: below this, exposed communication and idle time are not singled out
 SHOWN = 8
-COLLECTIVES = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "send_receive": "sends and receives between stages",
-    "other": "collectives that their kernel's name does not show",
-}
 HOW = "'scalebook run --profile' adds two profiled steps after the measured ones"
 
 
@@ -326,7 +319,7 @@ def _bubbles(data: ReportData) -> Iterator[Markup]:
         profile, sent = _first(found), found.theory
         if profile is None or sent is None or not sent.bubble or not profile.step_seconds:
             continue
-        waits = profile.exposed_by_collective.get("send_receive", 0.0) / profile.step_seconds
+        waits = profile.exposed_by_collective.get(SENDS, 0.0) / profile.step_seconds
         words = (
             "{} ({}): equal stages would be idle for {} of the step; exposed sends and receives, "
             "which hold the waits for other stages, take {} of the profiled one."
