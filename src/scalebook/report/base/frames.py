@@ -278,8 +278,10 @@ def _files(
             yield from _files(one, f"{name}/{one.name}", seen)
 
 
-def records(data: ReportData) -> dict[str, RunRecord]:
+def records(data: ReportData) -> Mapping[str, RunRecord]:
     """Return the record of each run of the run frame by run id, in the order of the frame."""
+    if data.known_records:
+        return data.known_records
     wanted: list[str] = data.runs["run_id"].to_list()
     found: dict[str, RunRecord] = {}
     for directory in run_directories(data.folder):
@@ -288,7 +290,8 @@ def records(data: ReportData) -> dict[str, RunRecord]:
         except RecordError:
             continue  # said among the problems of the report
         found.setdefault(record.run_id, record)
-    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+    data.known_records.update((run_id, found[run_id]) for run_id in wanted if run_id in found)
+    return data.known_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +322,10 @@ class ReportData:
     directories: Mapping[str, Path] = field(default_factory=dict[str, Path])
     # what changed since an older folder of runs, where the report was asked for it
     against: Against | None = None
+    # what ``records`` has read: several pages of a build ask for it
+    known_records: dict[str, RunRecord] = field(
+        default_factory=dict[str, RunRecord], init=False, repr=False, compare=False
+    )
 
     @property
     def completed(self) -> pl.DataFrame:

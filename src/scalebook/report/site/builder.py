@@ -15,6 +15,7 @@ from typing import Literal
 
 from scalebook import __version__
 from scalebook.errors import IncompleteReportError, ReportError
+from scalebook.facts.catalog.load import held
 from scalebook.report.base import frames
 from scalebook.report.base.quantities import count
 from scalebook.report.site import build_cache, notebook, rendering, site_files
@@ -59,6 +60,7 @@ class Places:
         return self.project / "reports" / ".cache"
 
 
+@held()  # the user's catalog is looked for once, not for every word of a page
 def build(
     places: Places,
     renderer: Renderer = "auto",
