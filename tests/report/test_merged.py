@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import polars as pl
 import pytest
 from simulated import config, write_run
 
+from scalebook import untrusted
 from scalebook.cli import main
 from scalebook.errors import ReportError
-from scalebook.report.base.frames import load, records
+from scalebook.measure.probes.files import read_probes
+from scalebook.report.base.frames import entries, load, records
 from scalebook.report.cleaned import copy
-from scalebook.report.merged import labels, merge
+from scalebook.report.merged import labels, merge, one_folder
 from scalebook.report.pages import method_page
+from scalebook.report.site import build_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,3 +97,98 @@ def test_a_log_and_our_runs_make_one_report_in_the_commands_of_the_readme(tmp_pa
     assert runs["folder"].to_list() == ["mine", "ours"]
     rate = runs["tokens_per_second_per_gpu"][0]
     assert rate == pytest.approx(128 * 8192 / 12.4 / 8, rel=0.002)
+
+
+def test_folders_are_merged_into_one_place_that_follows_their_runs(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        write_run(folder, folder.name, config(), run_id=folder.name)
+        shutil.copytree(next(ROOT.glob("runs/examples/probes/*")), folder / "probes/one")
+    place = one_folder(folders, tmp_path / "cache")
+    before = entries(place)
+    assert set(before) == {"a", "b", "probes"}
+    assert len(read_probes(place)[0]) == 2
+    assert one_folder(folders, tmp_path / "cache") == place
+    assert entries(place) == before
+    assert one_folder(folders[::-1], tmp_path / "cache") != place  # whose labels may be others
+    write_run(tmp_path / "a", "c", config(), run_id="c")
+    shutil.rmtree(tmp_path / "b/probes")
+    shutil.move(tmp_path / "b/b", tmp_path / "b/d")
+    assert one_folder(folders, tmp_path / "cache") == place
+    assert set(entries(place)) == {"a", "c", "d", "probes"}
+    assert len(read_probes(place)[0]) == 1
+    shutil.rmtree(tmp_path / "b")
+    with pytest.raises(ReportError, match="contains no run"):
+        one_folder(folders, tmp_path / "cache")
+
+
+def test_a_single_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "a/runs", "one", config())
+    for named in ("a", "a/runs"):
+        assert one_folder([tmp_path / named] * 2, tmp_path / "cache") == tmp_path / "a/runs"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_merging_removes_nothing_that_a_link_in_the_cache_leads_to(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        write_run(folder, folder.name, config(), run_id=folder.name)
+    place = one_folder(folders, tmp_path / "cache")
+    mine = tmp_path / "mine"
+    (mine / "probes").mkdir(parents=True)
+    for link in (place / "probes", place, place.parent):
+        untrusted.remove(link)
+        link.symlink_to(mine, target_is_directory=True)
+        assert one_folder(folders, tmp_path / "cache") == place
+        assert [path.name for path in mine.iterdir()] == ["probes"]
+        assert not link.is_symlink()
+    (place / "a").unlink()
+    (place / "a/x").mkdir(parents=True)
+    (place / "stray").symlink_to(mine, target_is_directory=True)
+    one_folder(folders, tmp_path / "cache")
+    assert (place / "a").resolve() == tmp_path / "a/a"
+    assert set(entries(place)) == {"a", "b", "probes"}
+    assert mine.is_dir()
+
+
+def test_builds_at_the_same_time_merge_into_the_same_folder(tmp_path: Path) -> None:
+    for folder in "ab":
+        for number in range(8):
+            write_run(tmp_path / folder, f"{folder}{number}", config(), run_id=f"{folder}{number}")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            places = set(pool.map(one_folder, [folders] * 4, [tmp_path / "cache"] * 4))
+        assert len(places) == 1
+        assert len(load(next(iter(places))).runs) == 16
+        shutil.rmtree(tmp_path / "cache")
+
+
+def test_links_among_folders_are_followed_in_as_many_steps_as_there_are_folders(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "a", "one", config())
+    for level in range(40):
+        (tmp_path / f"x/{level}").mkdir(parents=True)
+        for name in ("left", "right"):
+            (tmp_path / f"x/{level}" / name).symlink_to(tmp_path / f"x/{level + 1}")
+    (run / "x").symlink_to(tmp_path / "x/0")
+    assert set(entries(tmp_path / "a")) == {"one"}
+
+
+@pytest.mark.slow
+def test_a_second_report_of_the_same_folders_executes_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in "ab":
+        write_run(tmp_path / folder, folder, config(), run_id=folder)
+    words = ["report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "site")]
+    assert main(words) == 0
+    assert "runs in a, b." in (tmp_path / "site/index.html").read_text()
+
+    def again(*_: object) -> None:
+        raise AssertionError("a page or a run is computed again")
+
+    monkeypatch.setattr(build_cache, "_execute", again)
+    monkeypatch.setattr(build_cache.frames, "read", again)
+    assert main(words) == 0

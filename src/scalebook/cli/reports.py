@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from scalebook import project
@@ -69,19 +69,17 @@ def build_report(options: argparse.Namespace) -> int:
         raise ReportError("Give the folders with --runs or without it, not both.")
     try:
         from scalebook.report import Places, build
-        from scalebook.report.merged import merge
+        from scalebook.report.merged import one_folder
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
     site = site_folder(options.output, demo=options.demo)
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
-        with tempfile.TemporaryDirectory(prefix="scalebook-") as place:
-            if options.folders:
-                runs = Path(place) / "merged"
-                merge(options.folders, runs)
-            against = Path(options.against) if options.against else None
-            places = Places(runs, site, root, against)
-            index = build(places, options.renderer, one_file=options.one_file)
+        against = Path(options.against) if options.against else None
+        places = Places(runs, site, root, against)
+        if options.folders:
+            places = replace(places, runs=one_folder(options.folders, places.cache))
+        index = build(places, options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
         complain(error)
         return 1

@@ -4,38 +4,95 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from scalebook import untrusted
 from scalebook.errors import ReportError
+from scalebook.measure.probes.files import FOLDER as PROBES
+from scalebook.measure.probes.files import probe_directories
 from scalebook.report.base.frames import SOURCES
 from scalebook.report.cleaned import clean_file
+from scalebook.report.site import build_cache
 from scalebook.store import read_object, run_directories
 
+FOLDER = "merged"  # of the cache
 
-def merge(folders: Sequence[Path], target: Path) -> None:
-    """Fill a new folder with links to the runs of folders, each run id once.
 
-    A folder is one of runs, or a publication, whose runs are in ``runs``.
+def one_folder(folders: Sequence[Path], cache: Path) -> Path:
+    """Return a folder that holds every run of these folders, the same for the same folders.
+
+    Of several it is one of links in the cache, brought up to date; a single one is taken as it is.
 
     Raises:
         ReportError: a folder has no run, or two runs of one id differ; both are named.
     """
-    target.mkdir(parents=True)
+    places = [_place(folder).resolve() for folder in folders]
+    if len(set(places)) == 1:
+        return places[0]
+    name = hashlib.sha256(repr(places).encode(errors="surrogateescape")).hexdigest()[:24]
+    target = cache / FOLDER / name
+    _own(target.parent)
+    merge(folders, target)
+    os.utime(target)  # in use: the least used are forgotten
+    build_cache.forget_old(target)
+    return target
+
+
+def merge(folders: Sequence[Path], target: Path) -> None:
+    """Fill a folder with links to the runs and probes of folders, each run id once.
+
+    A folder is one of runs, or a publication, whose runs are in ``runs``. Links that are right stay
+    and each other one is replaced at once, so that several builds may do this at the same time.
+
+    Raises:
+        ReportError: a folder has no run, or two runs of one id differ; both are named.
+    """
     known: dict[str, Path] = {}
+    links: dict[str, Path | None] = {PROBES: None}
+    probes: dict[str, Path] = {}
     sources: dict[str, str] = {}
     for folder, label in zip(folders, labels(folders), strict=True):
-        for path in _runs(folder):
+        place = _place(folder)
+        for path in run_directories(place):
             run_id = str(read_object(path / "record.json").get("run_id") or path.resolve())
             if (before := known.get(run_id)) is not None:
                 _require_equal(run_id, before, path)
                 continue
             known[run_id] = path
-            name = _free(target, path.name)
-            (target / name).symlink_to(path.resolve(), target_is_directory=True)
-            sources[name] = label
-    (target / SOURCES).write_text(json.dumps(sources))
+            name = _free(links, path.name)
+            links[name], sources[name] = path, label
+        for path in probe_directories(place):
+            probes[_free(probes, path.name)] = path
+    _link(target, links)
+    _link(target / PROBES, probes)
+    with untrusted.replaced(target / SOURCES) as stream:
+        stream.write(json.dumps(sources).encode())
+
+
+def _link(folder: Path, links: Mapping[str, Path | None]) -> None:
+    """Make these links, and those names of None that it has, all that a folder shows."""
+    _own(folder)
+    for path in folder.iterdir():
+        if path.name not in links and not path.name.startswith("."):
+            untrusted.remove(path)
+    for name, path in links.items():
+        link, wanted = folder / name, path and path.resolve()
+        if wanted is None or (link.is_symlink() and link.readlink() == wanted):
+            continue
+        if link.is_dir() and not link.is_symlink():
+            untrusted.remove(link)
+        temporary = folder / f".{os.urandom(8).hex()}.tmp"
+        temporary.symlink_to(wanted, target_is_directory=True)
+        temporary.replace(link)
+
+
+def _own(folder: Path) -> None:
+    """Create a folder where there is none, or a link: what that leads to is not the cache's."""
+    if folder.is_symlink():
+        folder.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
@@ -48,16 +105,17 @@ def labels(folders: Sequence[Path]) -> list[str]:
     return [str(place) for place in places]
 
 
-def _runs(folder: Path) -> tuple[Path, ...]:
-    found = tuple(run_directories(folder)) or tuple(run_directories(folder / "runs"))
-    if not found:
-        raise ReportError(f"{folder} contains no run. Give folders of runs or publications.")
-    return found
+def _place(folder: Path) -> Path:
+    """Return where the runs of a folder of runs or of a publication are."""
+    for place in (folder, folder / "runs"):
+        if next(run_directories(place), None) is not None:
+            return place
+    raise ReportError(f"{folder} contains no run. Give folders of runs or publications.")
 
 
-def _free(target: Path, name: str) -> str:
+def _free(taken: Collection[str], name: str) -> str:
     number, free = 1, name
-    while untrusted.is_there(target / free):
+    while free in taken:
         number += 1
         free = f"{name}-{number}"
     return free

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.settings import SETTINGS, named, names
 
 # What a run is called or how often it was run makes no other configuration of it.
@@ -69,21 +70,44 @@ def _shown(values: set[str] | None) -> str | None:
 
 def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
+    before: Mapping[str, str] = {}
     for record in records:
-        for name, value in _settings(record).items():
-            found.setdefault(name, set()).add(value)
+        settings = _settings(_Same(record))
+        if settings != before:  # as those of repeats are
+            for name, value in settings.items():
+                found.setdefault(name, set()).add(value)
+        before = settings
     return found
 
 
-def _settings(record: RunRecord) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A record as a key: which one it is, whatever it holds."""
+
+    record: RunRecord
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.record is other.record
+
+    def __hash__(self) -> int:
+        return id(self.record)
+
+
+@lru_cache(maxsize=2000)  # a run is in many pairs
+def _settings(of: _Same) -> Mapping[str, str]:
     """Return the settings of a run by dotted name: what was observed, else what was requested."""
+    record = of.record
     asked = {name: value for name, value in _flat(record.asked) if name not in _NO_SETTING}
-    environment = {
-        name: value
-        for name, value in _flat(record.environment)
-        if any(name == kept or name.startswith(f"{kept}.") for kept in _ENVIRONMENT)
-    }
-    return {**environment, **asked, **dict(_flat(record.observed))}
+    return {**dict(_surroundings(record)), **asked, **dict(_flat(record.observed))}
+
+
+def _surroundings(record: RunRecord) -> Iterable[tuple[str, str]]:
+    for name in _ENVIRONMENT:
+        *groups, own = name.split(".")
+        inside = record.environment
+        for group in groups:
+            inside = object_of(inside.get(group))
+        yield from _flat({name: inside.get(own)})
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:

@@ -233,7 +233,7 @@ def fastest(items: Sequence[Member]) -> tuple[Member, ...]:
     Runs with an interval go before those without, which no verdict can be given on.
     """
     certain = [item for item in items if item.estimate is not None]
-    configurations = alike(certain or items, lambda item: identity.repeat(item.record))
+    configurations = alike(certain or items, lambda item: item.row["configuration"])
     return max(map(tuple, configurations), key=mean_rate)
 
 

@@ -247,16 +247,17 @@ def together(parts: dict[str, str]) -> str:
 
 
 def _digest(entry: os.DirEntry[str]) -> str:
-    found = sorted(_files(entry, "", frozenset()), key=repr)
+    found = sorted(_files(entry, "", set()), key=repr)
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def _files(
-    entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]
+    entry: os.DirEntry[str], name: str, seen: set[tuple[int, int]]
 ) -> Iterator[tuple[object, ...]]:
     """Yield name, size, times of change and number of each file at or below an entry.
 
-    Links are followed, but not back to a folder above. The time of the last change of status is
+    Links are followed, but no folder is entered twice: n folders of two links to the next one would
+    take 2^n steps. The time of the last change of status is
     set by the system alone: a file that was replaced by one of the same size and date shows there.
     """
     try:
@@ -265,19 +266,22 @@ def _files(
             yield name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
             return
         with os.scandir(entry.path) as found:
-            inside = list(found)
+            inside = sorted(found, key=lambda one: one.name)
     except OSError:
         yield name, "cannot be read"
         return
     yield name, "folder"
     here = (about.st_dev, about.st_ino)
-    if here not in above:
+    if here not in seen:
+        seen.add(here)
         for one in inside:
-            yield from _files(one, f"{name}/{one.name}", above | {here})
+            yield from _files(one, f"{name}/{one.name}", seen)
 
 
-def records(data: ReportData) -> dict[str, RunRecord]:
+def records(data: ReportData) -> Mapping[str, RunRecord]:
     """Return the record of each run of the run frame by run id, in the order of the frame."""
+    if data.known_records:
+        return data.known_records
     wanted: list[str] = data.runs["run_id"].to_list()
     found: dict[str, RunRecord] = {}
     for directory in run_directories(data.folder):
@@ -286,7 +290,8 @@ def records(data: ReportData) -> dict[str, RunRecord]:
         except RecordError:
             continue  # said among the problems of the report
         found.setdefault(record.run_id, record)
-    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+    data.known_records.update((run_id, found[run_id]) for run_id in wanted if run_id in found)
+    return data.known_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +322,10 @@ class ReportData:
     directories: Mapping[str, Path] = field(default_factory=dict[str, Path])
     # what changed since an older folder of runs, where the report was asked for it
     against: Against | None = None
+    # what ``records`` has read: several pages of a build ask for it
+    known_records: dict[str, RunRecord] = field(
+        default_factory=dict[str, RunRecord], init=False, repr=False, compare=False
+    )
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -416,7 +425,12 @@ def collect(
         if isinstance(one, str)
     ]
     pairs = ((kept[run_id].record, one.metrics) for run_id, one in told.items())
-    rows = map(run_row, kept.values(), with_repeats(pairs))
+    parents = {run.path.parent for run in kept.values()}
+    sources = {parent: read_object(parent / SOURCES) for parent in parents}  # once, not per run
+    rows = (
+        run_row(run, item) | {"folder": _source(run.path, sources[run.path.parent])}
+        for run, item in zip(kept.values(), with_repeats(pairs), strict=True)
+    )
     frame, bad_values = run_frame(rows)
     records = {run_id: run.record for run_id, run in kept.items()}
     # a report may travel: it names run directories, not where they lay
@@ -506,7 +520,6 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
         "inferred_from": record.inferred_from,
         "container": environment.get("container"),
         "recorded_steps": len(run.steps),
-        "folder": _source(run.path),
         "configuration": identity.repeat(record),
         "setup": identity.series(record),
     }
@@ -526,9 +539,9 @@ def _setting(record: RunRecord, name: str) -> Any:
     return value
 
 
-def _source(path: Path) -> str:
+def _source(path: Path, sources: Mapping[str, Any]) -> str:
     """Return the folder that a run came from, by name: a report may travel."""
-    label = read_object(path.parent / SOURCES).get(path.name)
+    label = sources.get(path.name)
     return label if isinstance(label, str) else path.parent.name
 
 

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import polars as pl
@@ -21,6 +21,7 @@ from scalebook import identity
 from scalebook.config import DEFAULTS
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.load import Signature, signature
 from scalebook.record import RunRecord
 from scalebook.report.base.markup import Markup, join, short_id
 from scalebook.settings import SETTINGS, named
@@ -180,6 +181,12 @@ _TYPED = re.compile(
 
 def titled(text: str) -> str:
     """Return a text of another part of the package with names as readers and makers write them."""
+    return _titled(text, signature())
+
+
+@lru_cache(maxsize=10_000)
+def _titled(text: str, users: Signature) -> str:
+    del users  # their files may add models
     models = _either(tuple(one.name for one in catalog.models()))
     named = models.sub(lambda found: model_title(found[0]), _TYPED.sub(_in_words, text))
     return precision_title(named) or ""

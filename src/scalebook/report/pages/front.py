@@ -80,7 +80,7 @@ class Front:
     data: ReportData
 
     @cached_property
-    def records(self) -> dict[str, RunRecord]:
+    def records(self) -> Mapping[str, RunRecord]:
         """The records of all runs by id."""
         return records(self.data)
 

@@ -173,7 +173,7 @@ MOST_ROWS = 500
 Records = Mapping[str, RunRecord]
 
 
-def read(data: ReportData) -> dict[str, RunRecord]:
+def read(data: ReportData) -> Mapping[str, RunRecord]:
     """Return the record of each run."""
     return records(data)
 

@@ -162,7 +162,8 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     items += list(_standing(whole(ours), known))
     if not ours:
         items.append(Markup("No run here is on a device of the catalog."))
-    if cut := [row["run_id"] for row in ours if row not in whole(ours)]:
+    kept = {row["run_id"] for row in whole(ours)}
+    if cut := [row["run_id"] for row in ours if row["run_id"] not in kept]:
         words = (
             "{} of the first layers of a model {} only in the table: published "
             "results are of whole models ({})."

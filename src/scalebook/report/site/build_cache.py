@@ -93,7 +93,7 @@ def kept_data(folder: Path) -> ReportData | None:
 
 def _parts() -> list[tuple[str, Any]]:
     hints = get_type_hints(ReportData)
-    return [(one.name, hints[one.name]) for one in fields(ReportData)]
+    return [(one.name, hints[one.name]) for one in fields(ReportData) if one.init]
 
 
 # From this many runs on, measuring takes longer than the seconds that a process takes to start.

@@ -15,6 +15,7 @@ from typing import Literal
 
 from scalebook import __version__
 from scalebook.errors import IncompleteReportError, ReportError
+from scalebook.facts.catalog.load import held
 from scalebook.report.base import frames
 from scalebook.report.base.quantities import count
 from scalebook.report.site import build_cache, notebook, rendering, site_files
@@ -25,6 +26,7 @@ from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
+MOST_FOLDERS = 4  # named in the footer
 LARGEST_PAGES = 3  # named where the one file is too large
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
@@ -58,6 +60,7 @@ class Places:
         return self.project / "reports" / ".cache"
 
 
+@held()  # the user's catalog is looked for once, not for every word of a page
 def build(
     places: Places,
     renderer: Renderer = "auto",
@@ -182,7 +185,10 @@ def _build_facts(data: frames.ReportData) -> str:
     """Return one line about this build, for the footer."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     runs = count(data.runs.height, "run")
-    return f"Built {now} by Scalebook {__version__} from {runs} in {data.folder.name}."
+    folders = sorted(data.runs["folder"].drop_nulls().unique()) or [data.folder.name]
+    more = f" and {len(folders) - MOST_FOLDERS} more" if len(folders) > MOST_FOLDERS else ""
+    named = ", ".join(folders[:MOST_FOLDERS])
+    return f"Built {now} by Scalebook {__version__} from {runs} in {named}{more}."
 
 
 def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Path:
