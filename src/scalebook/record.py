@@ -104,12 +104,9 @@ def _is_text(annotation: Any) -> bool:
 _TEXTS = {name for name, field in RunConfig.model_fields.items() if _is_text(field.annotation)}
 
 
-def _is_fitting(name: str, value: Any) -> bool:
-    """Return whether a setting may have this value: a setting of text takes only text.
-
-    An option that is on or off may have been read back as true or false.
-    """
-    return name not in _TEXTS or value is None or isinstance(value, str | bool)
+def _may_be_text(value: Any) -> bool:
+    """Return whether a setting of text may be this: an option may be read back as true or false."""
+    return value is None or isinstance(value, str | bool)
 
 
 class RunRecord(BaseModel):
@@ -147,7 +144,8 @@ class RunRecord(BaseModel):
     @classmethod
     def _without_wrong_kinds(cls, value: dict[str, Any]) -> dict[str, Any]:
         known = finite(value)
-        return {name: one if _is_fitting(name, one) else None for name, one in known.items()}
+        texts = known.keys() & _TEXTS
+        return known | {name: None for name in texts if not _may_be_text(known[name])}
 
     @property
     def averaged(self) -> bool:

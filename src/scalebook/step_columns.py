@@ -8,19 +8,19 @@ each is built when it is asked for.
 from __future__ import annotations
 
 import math
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast, get_args, overload
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import SchemaValidator
+from pydantic_core import core_schema as schema
 
 from scalebook import host, untrusted
 from scalebook.record import LARGEST, Phase, StepRecord, finite
@@ -31,7 +31,6 @@ _WHOLE = ("step", "tokens", "tokens_per_gpu", "restart")
 _FIGURES = ("step_seconds", "allocated_gib", "reserved_gib", "expert_load", "checkpoint_seconds")
 _LEARNT = ("loss", "grad_norm", "learning_rate")
 _PLAIN = (*_WHOLE, *_FIGURES, *_LEARNT)
-_NEEDED = frozenset(("step", "phase", "step_seconds", "tokens"))
 _NEVER_NONE = ("step", "restart")
 _END, _AT, _WIDTH, _PART = "finished_at", "ranks at", "ranks", "part "
 _PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -40,7 +39,10 @@ _MOST_NAMED = 20  # lines that are none: a file of others may have millions
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
 _PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
-_WORTH_CUTTING = 8  # a common end that is a smaller part of a line takes longer than it saves
+_BRIEF = (
+    *("phase", "skipped", *_WHOLE, "step_seconds", "allocated_gib", "reserved_gib"),
+    *("checkpoint_seconds", "loss"),
+)
 _EARLIEST, _LATEST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1970, 9998))
 _NAN = math.nan
 
@@ -188,10 +190,6 @@ class Steps(Sequence[StepRecord]):
         return self._ranks[start : start + width]
 
 
-class _UnfitError(Exception):
-    """A batch of lines has a value that only a look at each line can judge."""
-
-
 class _Writer:
     """Columns that grow by batches of rows."""
 
@@ -206,34 +204,19 @@ class _Writer:
         self._pad()
         return Steps(self._columns, bytes(self._phases), bytes(self._skipped), self._ranks)
 
-    def add(
-        self,
-        values: Mapping[str, Sequence[Any]],
-        count: int,
-        held: Mapping[str, Sequence[float]] | None = None,
-    ) -> None:
-        """Add rows by field; ``held`` are numbers of fields that need no check.
-
-        Raises:
-            _UnfitError: a value is not plainly one of its field; nothing was added.
-        """
-        found: dict[str, Iterable[float]] = dict(held or {})
+    def add(self, values: Mapping[str, Sequence[Any]], count: int) -> None:
+        """Add rows by field; every value is one of its field."""
+        found: dict[str, Iterable[float]] = {}
         for name in _PLAIN:
             # a column that nothing was in yet takes no memory for None in all rows
             if name in values and (name in self._columns or not _is_empty(name, values[name])):
                 found[name] = _column(name, values[name])
-        try:
-            phases = bytes(map(_CODES.__getitem__, values["phase"]))
-            ends = _ends(values.get(_END, ()))
-        except (KeyError, TypeError, ValueError) as error:
-            raise _UnfitError from error
-        skipped = values.get("skipped", ())
-        if not set(map(type, skipped)) <= {bool}:
-            raise _UnfitError
+        phases = bytes(map(_CODES.__getitem__, values["phase"]))
+        ends = _ends(values.get(_END, ()))
         if ends and (_END in self._columns or not all(map(math.isnan, ends))):
             found[_END] = ends
         times = values.get("rank_step_seconds", ())
-        flat = _flat(times)
+        flat = list(chain.from_iterable(times))
         if flat:
             widths = list(map(len, times))
             start = len(self._ranks)
@@ -247,7 +230,7 @@ class _Writer:
                 self._columns[name] = array("d", [_missing(name)]) * self._count
             self._columns[name] += array("d", column)  # extend takes one after the other
         self._phases += phases
-        self._skipped += bytes(skipped) if skipped else bytes(count)
+        self._skipped += bytes(values["skipped"])
         self._count += count
 
     def add_records(self, records: Sequence[StepRecord]) -> None:
@@ -255,8 +238,7 @@ class _Writer:
         if records:
             names = StepRecord.model_fields
             values = {name: [getattr(one, name) for one in records] for name in names}
-            held = {name: _held(name, values.pop(name)) for name in _PLAIN}
-            self.add(values, len(records), held)
+            self.add(values | {name: _held(name, values[name]) for name in _PLAIN}, len(records))
 
     def joined(self, other: _Writer) -> _Writer:
         """Return the rows of both, in one of the two: the other counts no more."""
@@ -293,31 +275,15 @@ def _missing(name: str) -> float:
     return 0.0 if name in (_AT, _WIDTH, "restart") else _NAN
 
 
-def _column(name: str, values: Sequence[Any]) -> Sequence[float]:
-    """Return the numbers of a field, NaN for None.
-
-    Raises:
-        _UnfitError: one of them is not plainly a number of this field.
-    """
-    kinds = set(map(type, values))
-    some = values
-    if type(None) in kinds:
-        if name in _NEVER_NONE:
-            raise _UnfitError
-        some = [value for value in values if value is not None]
-        values = [_NAN if value is None else value for value in values]
-        kinds.discard(type(None))
-    if not kinds <= ({int} if name in _WHOLE else {int, float}):
-        raise _UnfitError
-    if some:
-        lowest, highest = min(some), max(some)
-        least = 0 if name in _WHOLE else -LARGEST
-        fits = least <= lowest and highest <= LARGEST and sum(some) == sum(some)
-        if name in _LEARNT and not fits:
-            return [_NAN if (one := finite(value)) is None else one for value in values]
-        if not fits:
-            raise _UnfitError
-    return values
+def _column(name: str, values: Sequence[Any]) -> array[float]:
+    """Return the numbers of a field, NaN for None and for what no sum can hold."""
+    try:
+        found = array("d", values)
+    except TypeError:
+        found = array("d", [_NAN if value is None else value for value in values])
+    if name in _LEARNT and not (min(found) > -_MOST_LEARNT and max(found) < _MOST_LEARNT):
+        found = array("d", [_NAN if (one := finite(value)) is None else one for value in found])
+    return found
 
 
 def _held(name: str, values: Sequence[Any]) -> list[float]:
@@ -358,29 +324,12 @@ def _stamp(seconds: float) -> str:
     return moment.isoformat(timespec=unit)
 
 
-def _flat(times: Sequence[Sequence[float]]) -> list[float]:
-    if not set(map(type, times)) <= {list, tuple}:
-        raise _UnfitError
-    if not any(times):
-        return []
-    flat = list(chain.from_iterable(times))
-    if not flat:
-        return []
-    fits = set(map(type, flat)) <= {int, float} and -LARGEST <= min(flat) <= max(flat) <= LARGEST
-    if not fits or math.isnan(sum(flat)):  # NaN hides from min and max
-        raise _UnfitError
-    return flat
-
-
 def _parts(
     rows: Sequence[Mapping[str, float]], before: Mapping[str, object]
 ) -> dict[str, Sequence[float]]:
     """Return a column of each time mark; those beyond the most names are left out."""
-    if not set(map(type, rows)) <= {dict}:
-        raise _UnfitError
     if not any(rows):
         return {}
-    _flat([list(row.values()) for row in rows])
     names = dict.fromkeys(chain.from_iterable(rows))
     left = max(_MOST_PARTS - _parts_in(before), 0)
     fresh = [name for name in names if _PART + name not in before][:left]
@@ -397,13 +346,16 @@ def _parts_in(columns: Mapping[str, object]) -> int:
     return sum(name.startswith(_PART) for name in columns)
 
 
-def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
-    """Return the readable lines of a steps.jsonl, and a sentence for each of the first others."""
+def read(path: Path, *, brief: bool = False) -> tuple[Steps, tuple[str, ...]]:
+    """Return the readable lines of a steps.jsonl, and a sentence for each of the first others.
+
+    ``brief`` steps have neither ends, times of ranks and parts, nor what only charts show.
+    """
     writer, problems, number, left_out = _Writer(), list[str](), 0, 0
     try:
         long = path.stat(follow_symlinks=False).st_size > _PART_BYTES
         bounds = untrusted.parts(path, _PART_BYTES) if long else [(0, None)]
-        each = partial(_read_part, path)
+        each = partial(_read_part, path, _BRIEF if brief else tuple(StepRecord.model_fields))
         for read_part in host.by_processes(each, bounds, chunk=1) if long else map(each, bounds):
             steps, lines, odd = read_part
             writer = writer.joined(steps)
@@ -420,61 +372,62 @@ def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
     return writer.steps(), tuple(problems)
 
 
-def _read_part(path: Path, bounds: tuple[int, int | None]) -> tuple[_Writer, int, list[int]]:
+def _read_part(
+    path: Path, names: Sequence[str], bounds: tuple[int, int | None]
+) -> tuple[_Writer, int, list[int]]:
     """Return the steps of a part of a file, how many lines it has, and which are not steps."""
     writer, odd, number = _Writer(), list[int](), 0
     for block in untrusted.blocks(path, begin=bounds[0], end=bounds[1]):
         lines = block.count(b"\n") + 1
-        try:
-            _take(writer, block, lines)
-        except (ValueError, _UnfitError):
+        if not _take(writer, block, lines, names):
             odd += [number + at for at in _take_each(writer, block.split(b"\n"))]
         number += lines
     return writer, number, odd
 
 
-def _take(writer: _Writer, block: bytes, lines: int) -> None:
-    """Add the steps of a block of lines at once: a quarter of the time of one after the other."""
-    heads, common = _without_end(block, lines)
-    found: list[Any] = from_json(b"[" + heads + b"]", cache_strings="all")
-    if len(found) != lines or set(map(type, found)) != {dict} or not all(found):
-        raise _UnfitError
-    rows: list[dict[str, Any]] = found
-    names = tuple(rows[0])
-    alike = len(names) > 1 and set(map(len, rows)) == {len(names)}
-    if alike and _NEEDED.issubset((*names, *common)):
-        with suppress(KeyError):  # a row has other names
-            values = list(zip(*map(itemgetter(*names), rows), strict=True))
-            writer.add(dict(zip(names, values, strict=True)) | common, lines)
-            return
-    if not all(_NEEDED.issubset((*row, *common)) for row in rows):
-        raise _UnfitError
-    defaults = {name: one.get_default() for name, one in StepRecord.model_fields.items()}
-    filled = {name: [row.get(name, d) for row in rows] for name, d in defaults.items()}
-    writer.add(filled | common, lines)
+@cache
+def _rows() -> SchemaValidator:
+    """Return what reads a list of steps and takes only what is plainly one."""
+    whole = schema.int_schema(strict=True, ge=0, le=LARGEST)
+    figure = schema.float_schema(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
+    learnt = schema.float_schema(strict=True)
+    kinds: dict[str, schema.CoreSchema] = {
+        **{name: whole if name in _NEVER_NONE else _or_none(whole) for name in _WHOLE},
+        **{name: _or_none(figure) for name in _FIGURES},
+        **{name: _or_none(learnt) for name in _LEARNT},
+        "phase": schema.literal_schema(list(_PHASES)),
+        "skipped": schema.bool_schema(strict=True),
+        "rank_step_seconds": schema.list_schema(figure),
+        "part_seconds": schema.dict_schema(schema.str_schema(), figure),
+        _END: _or_none(schema.str_schema()),
+    }
+    fields = {
+        name: schema.typed_dict_field(
+            kinds[name]
+            if field.is_required()
+            else schema.with_default_schema(kinds[name], default=field.default)
+        )
+        for name, field in StepRecord.model_fields.items()
+    }
+    row = schema.typed_dict_schema(fields, extra_behavior="ignore")
+    return SchemaValidator(schema.list_schema(row))
 
 
-def _without_end(block: bytes, lines: int) -> tuple[bytes, dict[str, list[Any]]]:
-    """Return lines without the fields that all of them end with, such as nulls, and those fields.
+def _or_none(kind: schema.CoreSchema) -> schema.CoreSchema:
+    return schema.nullable_schema(kind)
 
-    Lines become items of a list. Both halves of each are objects, or the list cannot be read: no
-    text and no list was cut in two.
-    """
-    every = block.split(b"\n")
-    first, second = every[0], every[min(1, lines - 1)]
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    same = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
-    if _WORTH_CUTTING * same < len(first):
-        return b",".join(every), {}
-    for comma in re.finditer(rb',\s*"', first[len(first) - same :]):
-        end = first[len(first) - same + comma.start() :]
-        with suppress(ValueError):  # the comma is one of a list or of a text
-            fields: dict[str, Any] = from_json(b"{" + end[1:])
-            if all(map(methodcaller("endswith", end), every)):
-                heads = b"},".join([line[: -len(end)] for line in every]) + b"}"
-                return heads, {name: [value] * lines for name, value in fields.items()}
-            break
-    return b",".join(every), {}
+
+def _take(writer: _Writer, block: bytes, lines: int, names: Sequence[str]) -> bool:
+    """Add these fields of a block of lines at once, if each line is plainly a step."""
+    try:
+        rows = _rows().validate_json(b"[" + block.replace(b"\n", b",") + b"]")
+    except ValidationError:
+        return False
+    if len(rows) != lines:
+        return False
+    values = zip(*map(itemgetter(*names), rows), strict=True)
+    writer.add(dict(zip(names, values, strict=True)), lines)
+    return True
 
 
 def _take_each(writer: _Writer, lines: Sequence[bytes]) -> list[int]:

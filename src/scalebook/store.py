@@ -158,12 +158,12 @@ def write_record(directory: Path, record: RunRecord) -> None:
     write_json(directory / "record.json", record.model_dump(mode="json"))
 
 
-def read_steps(path: Path) -> tuple[Steps, tuple[str, ...]]:
+def read_steps(path: Path, *, brief: bool = False) -> tuple[Steps, tuple[str, ...]]:
     """Return the readable steps of a steps.jsonl and a sentence for each line that is not.
 
     Of steps that were done again after a restart, those that training went on from count.
     """
-    steps, problems = read_step_lines(path)
+    steps, problems = step_columns.read(path, brief=brief)
     return step_columns.gone_on_from(steps), problems
 
 
@@ -210,14 +210,14 @@ def newer_schema(path: Path, version: int, known: int) -> RecordError:
     return RecordError(f"{what}. Update scalebook.")
 
 
-def read_run(directory: Path) -> Run:
-    """Return the run in a directory.
+def read_run(directory: Path, *, brief: bool = False) -> Run:
+    """Return the run in a directory; ``brief`` steps have only what a list shows.
 
     Raises:
         RecordError: record.json is missing, is not valid, or is of a newer schema.
     """
     record = read_record(directory)
-    steps, problems = read_steps(directory / "steps.jsonl")
+    steps, problems = read_steps(directory / "steps.jsonl", brief=brief)
     return Run(directory, record, steps, problems)
 
 

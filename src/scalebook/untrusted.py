@@ -123,7 +123,8 @@ def blocks(
     rest = b""
     with opened(path, most) as stream:
         stream.seek(begin)
-        while piece := stream.read(MIB if end is None else min(MIB, end - stream.tell())):
+        each = min(MIB, os.fstat(stream.fileno()).st_size + 1)  # room that is not used takes time
+        while piece := stream.read(each if end is None else min(each, end - stream.tell())):
             whole, newline, after = piece.rpartition(b"\n")
             if newline:
                 yield rest + whole

@@ -851,7 +851,7 @@ def test_a_warm_up_counts_where_it_is_more_than_chance(monkeypatch, probability,
 
 def test_windows_of_warm_ups_one_after_the_other_are_taken_off_up_to_the_half(monkeypatch):
     lengths: list[int] = []
-    monkeypatch.setattr(stability, "_warm_up", lambda _series: lengths.pop(0) if lengths else 0)
+    monkeypatch.setattr(stability, "_warm_up", lambda *_: lengths.pop(0) if lengths else 0)
 
     def start_of(count: int, *taken: int) -> tuple[int, str | None]:
         lengths[:] = taken

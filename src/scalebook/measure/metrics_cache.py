@@ -114,12 +114,15 @@ def _handed_over(directory: Path, precision: str | None, brief: bool) -> str | t
 def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun | str:
     from scalebook import identity, store
     from scalebook.measure import provenance
-    from scalebook.measure.metrics import measure
+    from scalebook.measure.metrics import measure, printed
 
     try:
-        run = store.read_run(directory)
-        own = () if brief else registered.own()
-        record, metrics = run.record, measure(run, peak_precision=precision, own=own, brief=brief)
+        run = store.read_run(directory, brief=brief)
+        record = run.record
+        if brief:
+            metrics = RunMetrics(**_NOT_PRINTED, **printed(run, precision))
+        else:
+            metrics = measure(run, peak_precision=precision, own=registered.own())
         told = provenance.of(record) if record.source == "measured" else ()
         key = None if brief else identity.repeat(record)
     except ODD as error:
@@ -132,8 +135,6 @@ def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun 
         "inferred_from": record.inferred_from,
         "differences": [one.value() for one in told],
     }
-    if brief:
-        metrics = metrics.changed(_NOT_PRINTED)
     return ListedRun(metrics, key, of_record, run.problems)
 
 

@@ -14,16 +14,16 @@ from statistics import fmean
 from typing import Any
 
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
-from scalebook.measure import registered
+from scalebook.measure import registered, row
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
 from scalebook.measure.metrics.settings import count, document_length, run_shape, settings, text
 from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
-from scalebook.measure.telemetry import Telemetry, TelemetrySummary, flags, summarize
+from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
 from scalebook.measure.telemetry import read as read_telemetry
-from scalebook.measure.telemetry.summary import settled
+from scalebook.measure.telemetry.summary import Settling, settled
 from scalebook.record import RunRecord, object_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run
@@ -86,29 +86,34 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
 
 
 def _rates(
-    found: Throughput | None, reason: str | None, world: int | None, start: float, *, brief: bool
+    found: Throughput | None, reason: str | None, world: int | None, start: float
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
     single = found is not None and found.of_one_gpu
     interval = _interval(found, start) if found and not single else None
     low, high = interval or (None, None)
     seen = (found.seen if found and interval else None) or (None, None)
-    each = found.tokens_per_second if found else None
-    rate = None if single else each
     if single:
         reason = "The number of GPUs is unknown: the rate is that of one GPU."
     return {
-        "tokens_per_second": rate,
+        "tokens_per_second": None if single or not found else found.tokens_per_second,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
         "run_tokens_per_second_low": seen[0],
         "run_tokens_per_second_high": seen[1],
         "start_spread": start if interval else None,
-        "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
+        "tokens_per_second_per_gpu": _of_one_gpu(found, world),
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
-        **(found.fields() if found and not brief else {"steady_reason": reason}),
+        **(found.fields() if found else {"steady_reason": reason}),
     }
+
+
+def _of_one_gpu(found: Throughput | None, world: int | None) -> float | None:
+    """Return the rate of one GPU (tokens/s)."""
+    if found is None or found.of_one_gpu:
+        return found and found.tokens_per_second
+    return found.tokens_per_second / world if world else None
 
 
 PRINTED = "tokens_per_second_per_gpu_median"  # under "ingest" of a record's environment
@@ -244,71 +249,123 @@ class Numbers:
     devices: TelemetrySummary
 
 
+@dataclass(frozen=True, slots=True)
+class _Rated:
+    """The rates of a run and what they are fractions of; each that is None has its reason."""
+
+    seen: Throughput | None  # even where it is void
+    rates: Throughput | None
+    no_rate: str | None
+    void: str | None
+    scale: _Scale | None
+    layers: int | None
+    no_scale: str | None
+    peak: float | None
+    peak_name: str | None
+    no_peak: str | None
+
+    @property
+    def achieved(self) -> float | None:
+        """Model TFLOP/s of a GPU."""
+        return (
+            self.rates.tokens_per_second * self.scale.model if self.rates and self.scale else None
+        )
+
+    def mfu(self, start: float) -> dict[str, Any]:
+        """Return the fields of RunMetrics that are fractions of the peak."""
+        reason = self.no_rate or self.no_scale or self.no_peak
+        return _mfu(self.rates, self.scale, self.peak, reason, start)
+
+
+def _rated(
+    record: RunRecord, steps: Steps, named: str | None, devices: Settling, *, interval: bool
+) -> _Rated:
+    """Return the rates over measured steps; ``named`` is the precision of the peak."""
+    seen, no_rate = throughput(record, steps, devices, interval=interval)
+    scale, layers, no_scale = _scale(record, seen is not None and seen.of_one_gpu)
+    void = _void(seen, scale, record, named)
+    rates, no_rate = (None, void) if void else (seen, no_rate)
+    peak = peak_of(record, named)
+    return _Rated(seen, rates, no_rate, void, scale, layers, no_scale, *peak)
+
+
+def printed(run: Run, peak_precision: str | None = None) -> dict[str, Any]:
+    """Return the numbers of ``row.PRINTED`` by name, without a look at intervals and telemetry.
+
+    The steps of the run may be brief ones.
+    """
+    record, every = run.record, Steps.of(run.steps)
+    steps = measured_steps(every)
+    found = _rated(record, steps, peak_precision, Settling(None), interval=False)
+    rates, values = found.rates, settings(record)
+    per_gpu = _of_one_gpu(rates, count(record, "world_size"))
+    values |= {
+        "run_id": record.run_id,
+        "status": "void" if found.void else record.status,
+        "reason": found.void or record.reason,
+        "source": record.source,
+        "step_seconds_median": rates.step_seconds_median if rates else _untold(record, steps),
+        "tokens_per_second_per_gpu": per_gpu,
+        "model_tflops_per_second_per_gpu": found.achieved,
+        **found.mfu(0.0),
+        **_memory(record, every),
+        **_losses(every.known("loss")),
+        **_printed(rates, record, every),
+    }
+    return {name: values[name] for name in row.PRINTED}
+
+
 def measure(
-    run: Run,
-    *,
-    peak_precision: str | None = None,
-    own: Iterable[registered.Metric] = (),
-    brief: bool = False,
+    run: Run, *, peak_precision: str | None = None, own: Iterable[registered.Metric] = ()
 ) -> RunMetrics:
     """Return the numbers of a run, with ``own`` metrics in addition to those of the project.
 
     ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
-    does not settle it (fp8). ``brief`` leaves out intervals, telemetry and registered metrics.
+    does not settle it (fp8).
     """
-    return numbers(run, peak_precision=peak_precision, own=own, brief=brief).metrics
+    return numbers(run, peak_precision=peak_precision, own=own).metrics
 
 
 def numbers(
-    run: Run,
-    *,
-    peak_precision: str | None = None,
-    own: Iterable[registered.Metric] = (),
-    brief: bool = False,
+    run: Run, *, peak_precision: str | None = None, own: Iterable[registered.Metric] = ()
 ) -> Numbers:
     """Return the numbers of a run as ``measure`` does, and what they come from."""
     record, every = run.record, Steps.of(run.steps)
     steps = measured_steps(every)
-    readings = Telemetry(()) if brief else read_telemetry(run.path)
-    seen, no_rate = throughput(record, steps, settled(readings, steps), interval=not brief)
+    readings = read_telemetry(run.path)
+    rated = _rated(record, steps, peak_precision, settled(readings, steps), interval=True)
     start = start_spread(text(record.setting("platform")))
-    scale, layers, no_scale = _scale(record, seen is not None and seen.of_one_gpu)
-    peak, peak_name, no_peak = peak_of(record, peak_precision)
-    void = _void(seen, scale, record, peak_precision)
-    rates, no_rate = (None, void) if void else (seen, no_rate)
-    rate = rates.tokens_per_second if rates else None
-    achieved = rate * scale.model if rate and scale else None
+    rates, no_rate = rated.rates, rated.no_rate
+    no_flops = no_rate or rated.no_scale
     devices = summarize(readings, record, rates.steps if rates else steps)
     found = RunMetrics(
         run_id=record.run_id,
-        status="void" if void else record.status,
-        reason=void or record.reason,
+        status="void" if rated.void else record.status,
+        reason=rated.void or record.reason,
         cause=text(record.cause),
         source=record.source,
         accelerator=text(record.environment.get("accelerator")),
         **settings(record),
-        num_layers=layers,
+        num_layers=rated.layers,
         measured_steps=len(steps),
         step_seconds_median=rates.step_seconds_median if rates else _untold(record, steps),
-        **_rates(rates, no_rate, count(record, "world_size"), start, brief=brief)
+        **_rates(rates, no_rate, count(record, "world_size"), start)
         | _printed(rates, record, every),
-        model_tflops_per_second_per_gpu=achieved,
-        flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
-        model_tflops_reason=no_rate or no_scale,
-        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak, start),
-        peak_tflops_per_second=peak,
-        peak_precision=peak_name,
-        **matmul_fraction(achieved, record, peak_precision, no_rate or no_scale),
+        model_tflops_per_second_per_gpu=rated.achieved,
+        flops_convention=rated.scale.convention if rated.scale else DEFAULT_CONVENTION,
+        model_tflops_reason=no_flops,
+        **rated.mfu(start),
+        peak_tflops_per_second=rated.peak,
+        peak_precision=rated.peak_name,
+        **matmul_fraction(rated.achieved, record, peak_precision, no_flops),
         **_memory(record, every),
         **_devices(devices),
         **_losses(every.known("loss")),
         **_stalls(every, steps, rates),
     )
-    if brief:
-        return Numbers(found, seen, devices)
     subject = registered.Subject(record, every, rates.steps if rates else None, found)
     more = registered.values(subject, (*registered.BUILT_IN, *own))
-    return Numbers(found.changed({"registered": more}), seen, devices)
+    return Numbers(found.changed({"registered": more}), rated.seen, devices)
 
 
 def _losses(losses: Sequence[float]) -> dict[str, Any]:

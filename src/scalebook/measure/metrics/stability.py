@@ -9,9 +9,10 @@ change below ``TOLERANCE`` is part of how machines run; it widens the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, islice
 from operator import mul
 from statistics import fmean
 from typing import Literal
@@ -86,19 +87,21 @@ def settle(series: Sequence[float], *, drift: bool = True) -> Settled:
         differences = relative(window)
         if differences is None:
             return Settled(start)
-        length = _warm_up(differences)
+        shift = best_shift(differences)
+        length = _warm_up(differences, shift)
         if length == 0:
-            return _judge(start, differences) if drift or _moves(differences) else Settled(start)
+            looked_at = drift or _moves(differences, shift[0])
+            return _judge(start, differences) if looked_at else Settled(start)
         start += length
         if start > len(series) // 2:
             return Settled(start, "warm-up")
     return Settled(start, "warm-up")
 
 
-def _warm_up(series: Sequence[float]) -> int:
+def _warm_up(series: Sequence[float], shift: tuple[int, float]) -> int:
     """Return how many steps a warm-up takes off the start; 0 where there is none."""
     found = best_warm_up(series)
-    at, gain = best_shift(series)
+    at, gain = shift
     drift = line_gain(series)
     if found.gain < max(gain, drift):
         # Looked for again without the larger course, which would hide it or be taken for it.
@@ -122,12 +125,14 @@ def _length(found: WarmUp, series: Sequence[float]) -> int:
     return found.settled(judged.size, judged.mean_variance**0.5, count)
 
 
-def _moves(series: Sequence[float]) -> bool:
-    """Return whether a drift or a shift may be beyond the tolerance, be it certain or not."""
-    at, _ = best_shift(series)
+def _moves(series: Sequence[float], at: int) -> bool:
+    """Return whether a drift, or the shift at a step, is beyond the tolerance, certain or not."""
+    if abs(_shift(series, at)) > TOLERANCE:
+        return True
     means, _ = blocks(series, _BLOCKS)
-    drift = largest_effect(means, line(len(means)))
-    return max(drift, abs(_shift(series, at))) >= TOLERANCE
+    straight = line(len(means))
+    most = largest_effect(means, straight)
+    return most > TOLERANCE and abs(effect(means, straight).size) > TOLERANCE
 
 
 def _shift(series: Sequence[float], at: int) -> float:
@@ -292,13 +297,12 @@ def best_shift(series: Sequence[float]) -> tuple[int, float]:
     return best, best_gain
 
 
-def _steps(series: Sequence[float], first: int, last: int) -> Iterator[tuple[int, float]]:
-    """Yield the gain of a change of level before each step from ``first`` to ``last``."""
+def _steps(series: Sequence[float], first: int, last: int) -> list[tuple[int, float]]:
+    """Return the gain of a change of level before each step from ``first`` to ``last``."""
     count = len(series)
-    total = sum(series[: first - 1])
-    for at in range(first, last + 1):
-        total += series[at - 1]
-        yield at, total * total * count / (at * (count - at))
+    totals = accumulate(series[first - 1 : last], initial=sum(series[: first - 1]))
+    steps = enumerate(islice(totals, 1, None), start=first)
+    return [(at, total * total * count / (at * (count - at))) for at, total in steps]
 
 
 @lru_cache(maxsize=16)

@@ -160,7 +160,7 @@ def _detrended(series: Sequence[float], period: int) -> tuple[list[float], int]:
     middles = series[half : half + count]
     rest = [value - total / period for value, total in zip(middles, totals, strict=False)]
     ordered = sorted(map(abs, rest))
-    limit = 8 * median(ordered)
+    limit = 4 * (ordered[(count - 1) // 2] + ordered[count // 2])  # 8 medians
     if ordered[-1] <= limit:
         return rest, half
     return [max(-limit, min(limit, value)) for value in rest], half
