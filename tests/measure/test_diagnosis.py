@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from scalebook.measure.diagnosis import device as device_rules
 from scalebook.measure.diagnosis.evidence import (
     Evidence,
     Split,
+    gather,
     listed,
     percent,
     rank_seconds,
@@ -52,7 +54,7 @@ from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
 from scalebook.settings import SWITCHES
-from scalebook.store import read_run
+from scalebook.store import read_run, read_runs
 
 H200 = "NVIDIA H200"
 BIG: dict[str, Any] = {
@@ -631,6 +633,18 @@ def test_a_run_without_options_and_profile_says_so_instead_of_a_rest(tmp_path):
     assert (last.name, last.step_fraction) == ("unexplained", None)
     assert with_fitted(found.waterfall, {"options_off": 0.05}) == found.waterfall
     assert last.reason is not None and "recorded neither its options nor a profile" in last.reason
+
+
+def test_the_memory_of_a_run_is_predicted_with_the_kernels_and_recomputation_that_it_had(root):
+    """Advice on memory scales this prediction: it must be of what ran, whatever was fused."""
+    off = []
+    for run in read_runs(root / "runs" / "examples")[0]:
+        found = gather(run)
+        need, peak = found.memory(), found.metrics.peak_memory_gib
+        if need is not None and peak and found.metrics.platform != "cpu":
+            off.append(abs(peak / need.total_gib - 1))
+    assert len(off) > 150
+    assert quantiles(off, n=20)[17] < 0.1
 
 
 def test_less_than_a_tenth_of_the_record_runs_is_unexplained(root):

@@ -18,7 +18,7 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
 from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
-from scalebook.measure.metrics.settings import document_length, run_shape
+from scalebook.measure.metrics.settings import document_length, recomputed, run_shape
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, object_of
@@ -104,15 +104,21 @@ class Evidence:
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
-        own = {
-            "recompute": self.record.setting("recompute"),
+        own: dict[str, Any] = {
+            "recompute": recomputed(self.record),
             "offload_layers": _whole(self.record, "offload_layers", 0),
+            "mtp_layers": _whole(self.record, "mtp_layers", 0),
+            "cross_entropy": "unfused" if self.metrics.platform == "cpu" else "fused",
         }
+        for part in ("attention", "optimizer", "cross_entropy"):
+            if self.record.is_on(f"fused_{part}") is False:
+                own[part] = "unfused"
         return self._estimated(memory.estimate, **(own | changes))
 
     def sent(self) -> CommunicationEstimate | None:
         """Return the bytes that a rank sends in a step, by kind."""
-        return self._estimated(communication.estimate)
+        again = recomputed(self.record) or communication.NOTHING_AGAIN
+        return self._estimated(communication.estimate, recompute=again)
 
     def _estimated(self, estimate: Callable[..., Estimate], **more: Any) -> Estimate | None:
         """Return an estimate for the run's sizes, None where one is unknown or cannot be."""
