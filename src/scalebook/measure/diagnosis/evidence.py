@@ -158,7 +158,7 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
         shape=run_shape(record)[0],
         parallelism=layout,
         num_microbatches=_num_microbatches(metrics),
-        split=split_of(breakdown, steps),
+        split=split_of(breakdown, steps, metrics.step_seconds_median),
         breakdown_reason=reason,
         devices=found.devices,
         ceilings=object_of(record.environment.get("ceilings")),
@@ -243,13 +243,19 @@ class Split:
     elementwise: float | None = None  # with norms and copies
 
 
-def split_of(breakdown: Breakdown | None, steps: Iterable[StepRecord]) -> Split | None:
-    """Return how the steps divide, None where there is neither a profile nor marks."""
-    profiled = _profile(breakdown) if breakdown is not None else None
+def split_of(
+    breakdown: Breakdown | None, steps: Iterable[StepRecord], median: float | None = None
+) -> Split | None:
+    """Return how the steps divide, None where there is neither a profile nor marks.
+
+    ``median`` is the measured step in seconds. A profiled one is longer, because its host is slower
+    with every launch: what that adds is idle time of the device, and is taken out.
+    """
+    profiled = _profile(breakdown, median) if breakdown is not None else None
     return profiled or _marks(Steps.of(steps))
 
 
-def _profile(told: Breakdown) -> Split | None:
+def _profile(told: Breakdown, median: float | None) -> Split | None:
     whole, parts = told.step_seconds, told.parts
     values = (
         parts.forward_seconds, parts.backward_seconds, parts.optimizer_seconds,
@@ -260,7 +266,9 @@ def _profile(told: Breakdown) -> Split | None:
     forward, backward, optimizer, exposed, data, idle = (value or 0.0 for value in values)
     named = {name: time for name, time in told.exposed_by_collective.items() if time > 0}
     between = min(named.pop(SENDS, 0.0), exposed)
-    gaps = told.launch_gap_seconds
+    added = min(max(whole - median, 0.0), idle) if median else 0.0
+    whole, idle = whole - added, idle - added
+    gaps = None if told.launch_gap_seconds is None else max(told.launch_gap_seconds - added, 0.0)
     return Split(
         source="profile",
         compute=(forward + backward) / whole,
@@ -276,13 +284,13 @@ def _profile(told: Breakdown) -> Split | None:
         kernels_per_step=told.kernels_per_step,
         kernel_seconds=told.kernel_seconds,
         attention=told.kinds["attention"] / whole if "attention" in told.kinds else None,
-        elementwise=_kinds(told, "elementwise", "norm", "copy"),
+        elementwise=_kinds(told, whole, "elementwise", "norm", "copy"),
     )
 
 
-def _kinds(told: Breakdown, *names: str) -> float | None:
+def _kinds(told: Breakdown, whole: float, *names: str) -> float | None:
     there = [told.kinds[name] for name in names if name in told.kinds]
-    return sum(there) / told.step_seconds if there and told.step_seconds else None
+    return sum(there) / whole if there and whole else None
 
 
 def _marks(steps: Steps) -> Split | None:
