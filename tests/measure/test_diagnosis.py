@@ -1116,8 +1116,14 @@ def test_the_work_of_an_fp8_run_is_known_with_its_rate_and_peaks(healthy, unknow
 def test_one_device_is_slow_from_three_percent_below_the_median_on(healthy):
     at = finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 1000.0, 970.0))
     assert at is not None
-    assert at.says.startswith("GPU 2 ran at 970 MHz while the median of 3 devices was 1,000 MHz")
+    assert at.says.startswith("GPU 2 ran at 970 MHz, the median of the other devices was 1,000 MHz")
     assert at.step_fraction == pytest.approx(0.03)
+    two = finding(device_rules.slow_device_rule, clocked(healthy, 900.0, 1000.0))
+    assert two is not None
+    assert two.step_fraction == pytest.approx(0.1)
+    assert healthy.parallelism is not None
+    staged = replace(healthy, parallelism=replace(healthy.parallelism, pipeline_parallel_size=2))
+    assert finding(device_rules.slow_device_rule, clocked(staged, 900.0, 1000.0)) is None
     assert finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 1000.0, 971.0)) is None
     assert finding(device_rules.slow_device_rule, clocked(healthy, 100.0)) is None
     assert finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 500.0)) is not None
