@@ -89,6 +89,20 @@ def test_the_sparse_figures_stand_apart_from_the_dense_ones():
             assert sparse >= item.peak_tflops[name], (item.name, name)
 
 
+def test_the_best_measured_product_is_no_peak(own):
+    """MI300X: 51.4 % of 1,300 TFLOP/s in the source, which rounds the peak."""
+    mi300x = catalog.accelerator("MI300X")
+    share = mi300x.best_product_tflops["bf16"] / mi300x.peak_tflops["bf16"]
+    assert share == pytest.approx(0.514, abs=0.005)
+    for item in catalog.accelerators():
+        for name, best in item.best_product_tflops.items():
+            assert 0.5 < best / item.peak_tflops[name] < 1, item.name
+    sizes = 'vendor = "amd"\nmemory_gb = 1\nsource = "x"\npeak_tflops = { bf16 = 100 }\n'
+    own(f'[[accelerators]]\nname = "X"\n{sizes}best_product_tflops = {{ bf16 = 101 }}\n')
+    with pytest.raises(CatalogError, match="no bf16 product is above the peak"):
+        catalog.accelerator("X")
+
+
 def test_an_unknown_device_has_no_facts_and_says_how_to_add_them():
     for device in ("NVIDIA H100", "nvidia h100 80gb hbm3", "NVIDIA H100 80GB HBM3 ", "H100", ""):
         assert catalog.accelerator_for_device(device) is None

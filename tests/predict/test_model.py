@@ -138,6 +138,22 @@ def test_a_cpus_figures_are_guesses_of_which_each_may_be_some_times_slower() -> 
         assert vague.deviation[name] == 1.5 * max(kind.slowness, 1.0)
 
 
+def test_tensor_cores_that_reach_less_of_their_peak_are_believed_slower_by_as_much() -> None:
+    """Best products: H100 794.5 of 989.4, MI300X 668.4 of 1307.4, B200 3432.5 of 4500 in FP8."""
+    found = {
+        name: belief(machine(catalog.accelerator(name), 8))
+        for name in ("H100-SXM5-80GB", "MI300X", "B200-SXM-180GB", "H20-96GB")
+    }
+    assert found["H100-SXM5-80GB"].mean == pytest.approx(found["H20-96GB"].mean)  # nobody measured
+    slower = (794.5 / 989.4) / (668.4 / 1307.4)
+    for kind in ("gemm", "gemm_fp8", "expert_gemm", "attention"):
+        assert found["MI300X"].mean[kind] == pytest.approx(slower * KINDS[kind].slowness)
+        assert found["MI300X"].deviation[kind] == pytest.approx(slower * KINDS[kind].deviation)
+    assert found["MI300X"].mean["elementwise"] == KINDS["elementwise"].slowness
+    eight = (1402.6 / 1978.9) / (3432.5 / 4500)
+    assert found["B200-SXM-180GB"].mean["gemm_fp8"] == pytest.approx(eight * 1.55)
+
+
 def test_a_probes_rates_are_the_belief_with_a_few_percent_for_training() -> None:
     """By hand, of an H100: 989.4 and 1978.9 TFLOP/s, 3.35 TB/s; a copy reads and writes."""
     made = {

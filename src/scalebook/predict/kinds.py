@@ -9,7 +9,7 @@ devices of one architecture, whose figures differ, and is what the runs are fitt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scalebook.facts.catalog.types import Accelerator
 from scalebook.measure.probes.types import Probe
@@ -103,6 +103,7 @@ class MachineRates:
     network_bytes_per_second: float  # one direction, between nodes, per device
     gpus_per_node: int
     is_gpu: bool = True
+    best_share: Mapping[str, float] = field(default_factory=dict[str, float])  # of the peak
 
     def flops(self, precision: str) -> float:
         """Return the peak (FLOP/s) of a precision, of bf16 where it has none of its own."""
@@ -130,6 +131,10 @@ def machine(
         host_bytes_per_second=_HOST_BYTES_PER_SECOND,
         network_bytes_per_second=network,
         gpus_per_node=gpus_per_node,
+        best_share={
+            name: best / device.peak_tflops[name]
+            for name, best in device.best_product_tflops.items()
+        },
     )
 
 
@@ -149,10 +154,26 @@ def belief(reference: MachineRates, probe: Probe | None = None) -> Belief:
     deviation = {name: kind.deviation for name, kind in KINDS.items()}
     if not reference.is_gpu:
         deviation = {name: _VAGUE * max(value, 1.0) for name, value in mean.items()}
+    for name, slower in _of_the_peak(reference).items():
+        mean[name], deviation[name] = mean[name] * slower, deviation[name] * slower
     found = {} if probe is None else _probed(probe, reference)
     for name, (value, share) in found.items():
         mean[name], deviation[name] = value, share * value
     return Belief(mean, deviation, probe.probe_id if probe else None, not reference.is_gpu)
+
+
+# The share of its dense peak that the best product reaches on an H100, whose slowness KINDS holds.
+_H100_SHARE = {"bf16": 794.5 / 989.4, "fp8": 1402.6 / 1978.9}
+
+
+def _of_the_peak(reference: MachineRates) -> dict[str, float]:
+    """Return how much further than on an H100 the work of tensor cores stays below the peak."""
+    shares = reference.best_share
+    if "bf16" not in shares:
+        return {}
+    usual = _H100_SHARE["bf16"] / shares["bf16"]
+    eight = _H100_SHARE["fp8"] / shares["fp8"] if "fp8" in shares else usual
+    return {**dict.fromkeys(("gemm", "expert_gemm", "attention"), usual), "gemm_fp8": eight}
 
 
 def _probed(probe: Probe, reference: MachineRates) -> dict[str, tuple[float, float]]:

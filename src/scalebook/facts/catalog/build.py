@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +37,7 @@ def accelerator(row: TomlRow) -> Accelerator:
         **{name: row.optional_number(name) for name in _MEASURES},
         peak_tflops=MappingProxyType(row.numbers("peak_tflops", PRECISIONS)),
         sparse_peak_tflops=MappingProxyType(row.numbers("sparse_peak_tflops", PRECISIONS)),
+        best_product_tflops=MappingProxyType(row.numbers("best_product_tflops", PRECISIONS)),
         device_names=row.texts("device_names"),
         compute_capability=row.text("compute_capability", ""),
         confidence=row.text("confidence", "high"),
@@ -48,6 +50,9 @@ def accelerator(row: TomlRow) -> Accelerator:
     for name, dense in value.peak_tflops.items():
         if value.sparse_peak_tflops.get(name, dense) < dense:
             raise row.error(f"sparse {name} peak is below the dense one.", "sparse_peak_tflops")
+    for name, best in value.best_product_tflops.items():
+        if best > value.peak_tflops.get(name, math.inf):
+            raise row.error(f"no {name} product is above the peak.", "best_product_tflops")
     return value
 
 

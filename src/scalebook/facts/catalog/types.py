@@ -13,7 +13,9 @@ class Accelerator:
     Peaks are dense TFLOP/s per device by precision name (``bf16``, ``fp16``, ``fp8``, ``fp4``,
     ``fp32``, ``tf32``, ``int8``); a precision that the device lacks, or whose peak nobody
     published, is absent. ``sparse_peak_tflops`` holds the 2:4 figures that vendors advertise and
-    is used only to recognise them in other people's claims.
+    is used only to recognise them in other people's claims. ``best_product_tflops`` is the fastest
+    matrix product that somebody measured on the device (ml-engineering, compute/accelerator, mean
+    of 100); it tells devices apart that reach different shares of their peaks.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Accelerator:
     peak_clock_mhz: float | None  # at which the peaks hold, where it is published
     peak_tflops: Mapping[str, float]
     sparse_peak_tflops: Mapping[str, float]
+    best_product_tflops: Mapping[str, float]
     device_names: tuple[str, ...]
     compute_capability: str
     confidence: str
