@@ -541,3 +541,12 @@ def test_the_factor_of_a_unit_is_named():
     assert any(
         "a factor of 1,000" in check.note for check in found if check.verdict == "contradicts"
     )
+
+
+def test_the_throughput_of_a_switch_and_the_bandwidth_before_a_device_are_no_claims():
+    text = (
+        "Switch,Nodes,Throughput (Tbps),Rate (GB/s),GPU\nS1,4,51.2,600,A100\nS2,8,102.4,900,H100\n"
+    )
+    claims = read_document(text, ".csv", "a.csv")
+    assert [{*row.values} for row in claims.rows] == [{"nodes"}, {"nodes"}]
+    assert "'Throughput (Tbps)' of 'a.csv': in tbps?" in claims.unread

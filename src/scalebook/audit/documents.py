@@ -387,6 +387,15 @@ def _factor(kind: str | None, unit: str) -> float | None:
     return _data()["units"].get(kind, {}).get(unit.lower().strip(" ."))
 
 
+def _is_other(kind: str | None, unit: str) -> bool:
+    """Whether a unit is one of another kind: a switch's throughput in Tbps is none of tokens."""
+    known = [*_data()["units"]] if kind and unit and _factor(kind, unit) is None else []
+    return bool(known) and (
+        any(_factor(one, unit) for one in known)
+        or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     index: int
@@ -422,6 +431,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             later.append((index, name, unit))
             continue
         kind = None if own else _data()["kinds"].get(field_name)
+        if _is_other(kind, unit):
+            unread.append(f"{_shown(sheet, index)}: in {unit}?")
+            continue
         key = f"{field_name} {_factor(kind, unit) or ''}"
         found.setdefault(key, []).append(_Column(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
@@ -541,7 +553,7 @@ def _row(
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {_plain(sheet.head[column.index])!r}, line {line}")
-    for name, value in _sizes(" ".join(plain)):
+    for name, value in _sizes(" | ".join(plain)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
