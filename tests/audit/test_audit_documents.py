@@ -550,3 +550,13 @@ def test_the_throughput_of_a_switch_and_the_bandwidth_before_a_device_are_no_cla
     claims = read_document(text, ".csv", "a.csv")
     assert [{*row.values} for row in claims.rows] == [{"nodes"}, {"nodes"}]
     assert "'Throughput (Tbps)' of 'a.csv': in tbps?" in claims.unread
+
+
+def test_the_name_of_a_model_is_no_count_and_the_models_made_for_a_cpu_are_nobodys():
+    text = "Model,Size,GPUs,DP\nMixtral,8x7B,64,64\nTinyLlama,1.1B,8,8\ntiny-llama,5B,4,4\n"
+    claims = read_document(text, ".csv", "a.csv")
+    assert wrong(claims) == []
+    mixtral, tiny, toy = claims.rows
+    assert ("parameters" in mixtral.values, mixtral.words["model"]) == (False, "mixtral-8x7b")
+    assert tiny.words["model"] == "tinyllama-1.1b"
+    assert "model" not in toy.words

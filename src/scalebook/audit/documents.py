@@ -25,6 +25,7 @@ from scalebook.audit.knowledge import accelerator_of, catalog_words
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.types import TINY
 from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
@@ -210,6 +211,7 @@ def _context(text: str) -> dict[str, str]:
     names = {
         shape.name: re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", shape.name)
         for shape in catalog.models()
+        if not shape.name.startswith(TINY)
     }
     bounded = {name: rf"(?<![\w.]){pattern}(?![\w.])" for name, pattern in names.items()}
     found["model"] = {name for name, pattern in bounded.items() if re.search(pattern, text.lower())}
@@ -588,7 +590,10 @@ def _given(
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
+    if "parameters" in column.field:
+        cell = _MIXED_SIZE.sub(r"\1", cell)
+        if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
+            return None
     match = _pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None

@@ -13,7 +13,7 @@ from scalebook.audit.identities import Fact, Facts, Identity, derive, identities
 from scalebook.audit.printed import Printed
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.catalog.types import TINY, Accelerator, ModelShape
 from scalebook.facts.flops import (
     CONVENTIONS,
     RECOMPUTED,
@@ -139,7 +139,7 @@ def _model_named(text: str) -> str | None:
     """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
     wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
     wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
-    names = (shape.name for shape in catalog.models())
+    names = (shape.name for shape in catalog.models() if not shape.name.startswith(TINY))
     return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
 

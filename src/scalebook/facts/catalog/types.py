@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Names of models made for a CPU: what an accelerator does with them says nothing about it, and no
+# text of others means them.
+TINY = "tiny-"
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:

@@ -108,8 +108,6 @@ SCHEMA: dict[str, Type] = {
     **dict.fromkeys(("recorded_steps", "exit_code"), pl.Int64),
     **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
 }
-# Names of models made for a CPU: what an accelerator does with them says nothing about it.
-TINY = "tiny-"
 # A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
 PROXY = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
 STEP_SCHEMA: dict[str, Type] = {

@@ -9,11 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
 from scalebook.report.base import comparisons
 from scalebook.report.base.comparisons import COMPARED, Pair
-from scalebook.report.base.frames import PROXY, TINY, ReportData
+from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
     Fragment,

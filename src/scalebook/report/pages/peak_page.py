@@ -10,9 +10,10 @@ import polars as pl
 
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.frames import PROXY, TINY, ReportData
+from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
 from scalebook.report.base.naming import model_title, platform_title, precision_title
 from scalebook.report.base.quantities import count, interval, percent, quantity, times

@@ -25,8 +25,9 @@ from scalebook.audit import (
 from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
+from scalebook.facts.catalog.types import TINY
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
-from scalebook.report.base.frames import TINY, ReportData
+from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import (
     MODEL,
     PRECISION,

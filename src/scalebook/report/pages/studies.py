@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from scalebook.errors import ConfigError
+from scalebook.facts.catalog.types import TINY
 from scalebook.identity import alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.plan.document import KINDS, read_document
@@ -29,7 +30,7 @@ from scalebook.report.base.comparisons import (
     side_name,
     work_key,
 )
-from scalebook.report.base.frames import TINY, ReportData, records
+from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
