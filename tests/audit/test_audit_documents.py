@@ -560,3 +560,23 @@ def test_the_name_of_a_model_is_no_count_and_the_models_made_for_a_cpu_are_nobod
     assert ("parameters" in mixtral.values, mixtral.words["model"]) == (False, "mixtral-8x7b")
     assert tiny.words["model"] == "tinyllama-1.1b"
     assert "model" not in toy.words
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "false"),
+    [
+        ("100", "250", "2.5x", "1.5x"),  # a rate: after over before
+        ("100", "250", "150%", "250%"),
+        ("150 s", "15 s", "10x speedup", "7x speedup"),  # a time: before over after
+        ("25 s", "18 s", "28% faster", "39% faster"),  # 7 of 25
+    ],
+)
+def test_an_improvement_is_a_factor_or_a_share_of_a_rate_or_of_a_time(before, after, told, false):
+    def accused(improvement: str) -> bool:
+        text = f"Metric,Before,After,Improvement\nA,{before},{after},{improvement}\n"
+        claims = read_document(text, ".csv", "a.csv")
+        assert claims.rows[0].values.keys() >= {"before", "after"}
+        return bool(wrong(claims))
+
+    assert not accused(told)
+    assert accused(false)

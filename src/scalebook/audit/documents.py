@@ -558,6 +558,8 @@ def _row(
     for name, value in _sizes(" | ".join(plain)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
+    if values.keys() >= {"before", "after", "increase"}:
+        values = _improved(values, at["increase"])
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
@@ -568,6 +570,19 @@ def _row(
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
     return row if values.keys() - given or "architecture" in words else None
+
+
+def _improved(values: dict[str, Printed], cell: str) -> dict[str, Printed]:
+    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time."""
+    times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
+    fell = values["after"].value < values["before"].value
+    if not times and not fell:
+        return values
+    found = {name: value for name, value in values.items() if name != "increase"}
+    found["ratio" if times else "reduction"] = values["increase"]
+    if times and fell:  # of a time: before over after
+        found |= {"before": values["after"], "after": values["before"]}
+    return found
 
 
 def _given(
