@@ -580,3 +580,13 @@ def test_an_improvement_is_a_factor_or_a_share_of_a_rate_or_of_a_time(before, af
 
     assert not accused(told)
     assert accused(false)
+
+
+def test_a_column_that_says_lora_counts_two_thirds_of_the_flops():
+    """Llama 2 7B: 6 N is 40.43 GFLOP a token; 25,206 of them are 1,019 TFLOP, and 2/3 are 679."""
+    head = "Model,Task,GPUs,Tokens / sec / GPU,Model TFLOP / sec / GPU\n"
+    rows = ("SFT,8,17617,702", "LoRA,8,25206,673", "LoRA,8,25206,1019")
+    text = head + "".join(f"LLAMA2-7B,{row}\n" for row in rows)
+    claims = read_document(text, ".csv", "a.csv")
+    assert [row.words.get("trained") for row in claims.rows] == ["all", "lora", "lora"]
+    assert wrong(claims) == [("model_tflops_per_second_per_gpu", "1019")]

@@ -128,6 +128,9 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
         return {name: device} if known else {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
     lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
+    if name == "trained":
+        whole = re.fullmatch(r"(pre-?train|sft|full).*", lowered)
+        return {name: "lora" if LORA.search(cell) else "all"} if whole or LORA.search(cell) else {}
     if name == "precision":
         found = re.fullmatch(_PRECISION, lowered)
         lowered = found[1].replace("bfloat", "bf").replace("float", "fp") if found else lowered
