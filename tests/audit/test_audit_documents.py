@@ -590,3 +590,15 @@ def test_a_column_that_says_lora_counts_two_thirds_of_the_flops():
     claims = read_document(text, ".csv", "a.csv")
     assert [row.words.get("trained") for row in claims.rows] == ["all", "lora", "lora"]
     assert wrong(claims) == [("model_tflops_per_second_per_gpu", "1019")]
+
+
+def test_devices_by_number_are_counted_from_zero():
+    (row,) = read_document("GPUs,TP,DP\n0–3,1,4\n", ".csv", "a.csv").rows
+    assert row.values["gpus"].value == 4
+
+
+def test_a_hidden_dim_beside_a_dim_is_the_width_of_the_mlp():
+    block = "# Qwen3 8B\n\n```yaml\nnum_layers: 36\n{}hidden_dim: 12288\n```\n"
+    assert wrong(read_document(block.format("dim: 4096\n"), ".md", "a.md")) == []
+    alone = read_document(block.format(""), ".md", "a.md")
+    assert wrong(alone) == [("hidden_size", "12288")]

@@ -178,6 +178,8 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
 
 def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet]:
     """Yield a row of what a list states, and rows of the peaks by precision in it."""
+    if any(name == "dim" for _, name, _ in items):  # torchtitan's: beside it, this is the MLP's
+        items = [one for one in items if one[1] != "hidden dim"]
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
     devices = _devices(" ".join([title, *(value for _, _, value in told)]))
@@ -609,6 +611,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
+    if column.field == "gpus" and (told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell)):
+        cell = str(int(told[1]) + 1)  # their numbers
     match = _pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
