@@ -331,14 +331,15 @@ def test_without_runs_a_prediction_is_the_belief_and_as_unsure() -> None:
 
 
 def test_what_waits_for_a_host_is_as_unsure_as_hosts_differ() -> None:
-    """A third of the waits of layers without experts, and 15 % of those with them."""
+    """By hand: 15 % of the 2.3 ms that each of 32 layers takes the host, which is always late."""
     made, asked = predictor("h100"), config(micro_batch_size=1, sequence_length=64)
     parts, deviation = made.step(asked, SHAPE)
     total = sum(parts.values())
     assert parts["launch"] > 0.1 * total
     work = amounts(asked, SHAPE, made.machine).seconds
     known = 1.5**2 * (NOISE**2 + made.fitted.variance(work)) + 0.25**2
-    assert deviation**2 == pytest.approx(known + (0.35 * parts["launch"] / total) ** 2)
+    host = 0.15 * asked.num_microbatches * 32 * 0.0023
+    assert deviation**2 == pytest.approx(known + (host / total) ** 2, rel=1e-3)
 
 
 def test_mfu_is_the_models_flops_at_the_predicted_rate_over_the_peak() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import random
 import sys
 from dataclasses import replace
@@ -274,13 +275,18 @@ def test_gradients_of_experts_are_added_up_by_the_ranks_that_hold_copies_of_them
 
 
 def test_each_micro_batch_waits_for_the_launch_of_its_layers_behind_a_third_of_the_work() -> None:
-    """By hand: Python launches the 32 layers of a forward pass in 2 ms each."""
+    """By hand: Python launches the 32 layers of a forward pass in 2.3 ms each.
+
+    The output layer is 1.4 x 6 x 128 x 4,096 x 128,256 FLOPs, and comes when all are launched.
+    """
     asked = config(world_size=1, micro_batch_size=1, sequence_length=128, cuda_graph="off")
+    head = 1.40 * 6 * 128 * HEAD / H100.peak_tflops["bf16"] / 1e12
+    loss = 1.25 * 8 * 128 * 128256 / 3.35e12
     for many in (4, 8):
         found = work(asked.model_copy(update={"global_batch_size": many})).seconds
         busy = ("gemm", "attention", "elementwise")
-        behind = sum(KINDS[kind].slowness * found[kind] for kind in busy) / 3
-        assert found["launch"] + behind == pytest.approx(many * 32 * 0.002)
+        behind = sum(KINDS[kind].slowness * found[kind] for kind in busy) - many * (head + loss)
+        assert found["launch"] + behind / 3 == pytest.approx(many * 32 * 0.0023)
     graph = asked.model_copy(update={"cuda_graph": "on", "global_batch_size": 8})
     assert "launch" not in work(graph).seconds
 
@@ -414,7 +420,7 @@ def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_it(rates, probes, m
         share = refitted.seconds(sample.work) / sample.seconds
         noise = NOISE * sample.doubt
         deviation = (noise**2 + refitted.variance(sample.work) * share**2) ** 0.5
-        expected = sample.doubt * error / deviation
+        expected = sample.doubt * error / deviation / math.hypot(1, sample.unsure / NOISE)
         assert fitted.left_out[index] == pytest.approx(expected, rel=0.1, abs=0.05)
 
 
@@ -561,7 +567,7 @@ def test_what_was_never_measured_is_named_and_widens_the_interval(made) -> None:
     far = made.predict(
         config(world_size=64, nodes=8, global_batch_size=512, pipeline_parallel_size=8)
     )
-    assert width(far) - 1 > 1.9 * (width(near) - 1)
+    assert width(far) - 1 > 1.8 * (width(near) - 1)
     assert not any("Never measured" in warning for warning in near.warnings)
     assert any("communication between nodes" in warning for warning in far.warnings)
 
@@ -662,6 +668,15 @@ def test_published_dense_results_on_h100_are_predicted_within_four_percent(made)
     misses = bench.published(made)
     assert len(misses) == 84
     assert median(abs(one.error) for one in misses) <= 0.04
+
+
+def test_a_run_that_waits_for_its_host_may_differ_from_others_as_hosts_do(rates, probes) -> None:
+    rate = next(one for one in rates if one.run_id.endswith("908a5e82893c"))
+    found = slower_than_parts(rate, rates, probes)
+    assert found is not None and found["fraction"] > 0.2
+    assert 1 - math.exp(-1.645 * rate.sample.unsure) < -found["low"] < 0.3
+    # 80 layers with experts of 17.5 ms in a step of 1.93 s: hosts differ by 15 % of that
+    assert rate.sample.unsure == pytest.approx(0.15 * 80 * 0.0175 / rate.seconds, rel=0.1)
 
 
 def test_a_run_made_slower_is_found_slower_than_its_parts(rates, probes) -> None:

@@ -155,7 +155,7 @@ def test_layouts_as_fast_as_each_other_are_called_so(start, ranking) -> None:
     assert found.end == "equal"
     assert found.sentence == "The runner-up is within the noise."
     repeats = Counter(one.key for one in found.trials if not one.full)
-    assert len(repeats) > 16  # more layouts than four rounds of halving leave one of
+    assert len(repeats) > 8  # more layouts than three rounds of halving leave one of
     assert max(repeats.values()) == 4
 
 

@@ -30,10 +30,14 @@ Seconds = dict[str, float]  # by kind
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
 _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
-# Of the host for a layer's forward pass, whose kernels Python launches: 2.1 ms of Llama 3.2 3B on
-# H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer
-# and larger kernels: an assumption.
-_FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.002, 0.0007
+# Of the host for a layer's forward pass, whose kernels Python launches: 2.0 to 2.7 ms by the time
+# marks of 8 runs on H200 nodes that wait for it. The backward pass is launched from C++ and keeps
+# ahead. Vendors' engines have fewer and larger kernels: an assumption.
+_FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.0023, 0.0007
+_HOST_SPREAD = 0.15  # relative, of the speed of hosts: experts take 14 to 16 ms, and 19 on one
+# Of the host for a piece of a layer's overlapped collectives, each way: Python launches both.
+# 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
+_PIECES_LAUNCH_SECONDS = 0.00225
 # More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
 # keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
 _COMPILED_NORM_SECONDS, _COMPILED_ROPE_SECONDS = 0.000108, 0.000085
@@ -84,6 +88,7 @@ class Amounts:
 
     seconds: Mapping[str, float]
     idle: Mapping[str, float]  # of these, what the slowest stage waits for others (the bubble)
+    unsure: Mapping[str, float]  # of these, the standard deviation as hosts differ
 
 
 def in_transformer_engine(config: RunConfig) -> bool:
@@ -138,7 +143,9 @@ def amounts(
     config = config.unpacked()
     job = _Job(config, shape, machine, switches(config, shape, ran))
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
-    slowest = max(range(len(stages)), key=lambda number: _believed(stages[number]))
+    launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
+    launched = [_waits(stage) for stage in launches]
+    slowest = max(range(len(stages)), key=lambda at: _believed(stages[at]) + launched[at])
     total: Seconds = defaultdict(float)
     idle: Seconds = defaultdict(float)
     for number, stage in enumerate(stages):
@@ -149,16 +156,41 @@ def amounts(
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
         total[kind] += seconds
-    waits = job.expert_launches() - _believed(total)
+    half, third = job.expert_launches() / 2, _believed(total) / 3
+    experts = [(half, third), (half, 2 * third)]
     _add(total, job.once(_believed(stages[slowest])))
-    if waits > 0:
-        total["expert_launch"] = waits
+    total["expert_launch"] = _waits(experts)
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
-    total["launch"] = job.launches(total)
+    idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
+    total["launch"] = config.num_microbatches * launched[slowest] + idle["launch"]
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
+        {
+            "launch": config.num_microbatches * _unsure(launches[slowest]),
+            "expert_launch": _unsure(experts),
+        },
     )
+
+
+Launches = list[tuple[float, float]]  # the host's seconds, and the device's that hide them
+
+
+def _waits(launches: Launches) -> float:
+    """Return the seconds of a host that a device's do not hide."""
+    return sum(max(host - busy, 0.0) for host, busy in launches)
+
+
+def _unsure(launches: Launches) -> float:
+    """Return the standard deviation of these waits if hosts differ as normal values do."""
+    found, normal = 0.0, NormalDist()
+    for host, busy in launches:
+        spread, mean = _HOST_SPREAD * host, host - busy
+        if spread > 0:
+            below, at = normal.cdf(mean / spread), spread * normal.pdf(mean / spread)
+            first, second = mean * below + at, (mean**2 + spread**2) * below + mean * at
+            found += max(second - first**2, 0.0) ** 0.5
+    return found
 
 
 def _again(config: RunConfig, shape: ModelShape, *modules: str) -> float:
@@ -228,23 +260,28 @@ class _Job:
             each += self.local_experts * _SINGLE_EXPERT_SECONDS
         return self.config.num_microbatches * max(layers) * each
 
-    def launches(self, total: Mapping[str, float]) -> float:
-        """Return what layers without experts wait for the host in a step, forward."""
-        stages = range(self.config.pipeline_parallel_size)
-        layers = [self.layers(each) for each in stages]
+    def launches(self, number: int, stage: Seconds) -> Launches:
+        """Return how long the host launches a stage's layers without experts in a micro batch."""
+        layers = self.layers(number)
         if not self.machine.is_gpu:  # nothing runs behind a CPU's own calls
-            return self.config.num_microbatches * max(map(len, layers)) * _CPU_LAYER_SECONDS
+            return [(len(layers) * _CPU_LAYER_SECONDS, 0.0)]
         if self.on["cuda_graph"]:
-            return 0.0
-        dense = max(sum(not is_moe(self.shape, one) for one in stage) for stage in layers)
+            return []
+        dense = sum(not is_moe(self.shape, one) for one in layers)
         kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
-        busy = _believed({kind: total.get(kind, 0.0) for kind in kinds}) / 3
+        last = number == self.config.pipeline_parallel_size - 1
+        after = self.head() if last else {}  # by then the host has launched the layers
+        busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
+        third = _believed(busy) / 3
+        if self.own_kernels and self.on["overlap_tensor_parallel"]:
+            each = self.config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS
+            return [(dense * each, third), (dense * each, 2 * third)]
         each = _ENGINE_LAUNCH_SECONDS
         if self.own_kernels:
             each = _FORWARD_LAUNCH_SECONDS
             each -= 2 * _COMPILED_NORM_SECONDS * (self.shape.normalization == "layer")
             each -= 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
-        return max(self.config.num_microbatches * dense * each - busy, 0.0)
+        return [(dense * each, third)]
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""

@@ -34,6 +34,7 @@ class StepSample:
     ranks: int = 1
     model: str = ""  # without its number of layers
     width: float = 0.0  # the narrowest side of its matrix products
+    unsure: float = 0.0  # relative, as hosts differ
     doubt: float = 1.0  # how many times the noise this sample's error is taken to have
 
     @property
@@ -98,8 +99,9 @@ class RateFit:
             ]
             for i, index in enumerate(group):
                 error = sum(inverse[i][j] * errors[j] for j in range(size))
-                doubt = self.samples[index].doubt  # back to the noise that intervals start from
-                found[index] = doubt * error / math.sqrt(max(inverse[i][i], 1.0))
+                one = self.samples[index]  # back to the noise that intervals start from
+                noise = one.doubt / math.hypot(1.0, one.unsure / NOISE)
+                found[index] = noise * error / math.sqrt(max(inverse[i][i], 1.0))
         return tuple(found)
 
 

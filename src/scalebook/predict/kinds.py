@@ -47,7 +47,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("step", "fixed time of a step", 1.0, 1.0),
         Kind("waiting", "waits for the slowest device", 1.0, 0.7),
         Kind("launch", "kernel launches", 1.0, 0.7),
-        Kind("tensor_exposed", "tensor-parallel communication", 1.3, 0.4),
+        Kind("tensor_exposed", "tensor-parallel communication", 1.3, 0.7),
         Kind("tensor_piece", "first pieces of overlapped collectives", 1.5, 1.0),
         Kind("tensor_overlapped", "overlapped tensor-parallel communication", 0.5, 0.5),
         # Of engines with Transformer Engine's user buffers; nobody has measured them here.

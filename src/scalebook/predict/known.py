@@ -59,7 +59,8 @@ class KnownRate:
         key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
         model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
-        return StepSample(self.seconds, found.seconds, key, family, ranks, model, narrow)
+        unsure = sum(found.unsure.values()) / self.seconds
+        return StepSample(self.seconds, found.seconds, key, family, ranks, model, narrow, unsure)
 
 
 def base_name(shape: ModelShape) -> str:

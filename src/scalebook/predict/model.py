@@ -37,10 +37,6 @@ _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
-# Relative, of what a step waits for the host, since hosts differ: experts take 14 to 16 ms a layer.
-# Other layers wait for a difference of host and device, which 15 % of the host change by a third:
-# gpt2-xl waits 100 ms for as many layers as gpt3-350m, which waits 200.
-_OTHER_HOST = {"launch": 0.35, "expert_launch": 0.15}
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -152,8 +148,8 @@ class Predictor:
         if self.foreign:
             variance += kinds.FOREIGN**2
         total = sum(parts.values())
-        host = sum(share * parts.get(kind, 0.0) / total for kind, share in _OTHER_HOST.items())
-        variance += host**2
+        host = sum(slowness[kind] * value for kind, value in work.unsure.items())
+        variance += (host / total) ** 2
         return parts, math.sqrt(variance)
 
     def predict(self, config: RunConfig) -> Prediction:
@@ -329,7 +325,8 @@ def slower_than_parts(
     sample = rate.sample
     seconds = found.fitted.seconds(sample.work)
     width = found.widths.get(sample.layout, found.widths[""])
-    deviation = width * math.sqrt(NOISE**2 + found.fitted.variance(sample.work))
+    known = NOISE**2 + found.fitted.variance(sample.work)
+    deviation = math.hypot(width * math.sqrt(known), sample.unsure)
     spread = math.exp(_QUANTILE * deviation)
     return {
         "fraction": rate.seconds / seconds - 1,

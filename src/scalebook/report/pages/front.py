@@ -66,7 +66,7 @@ MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
 MOST_SIDES = 3  # platforms of a group that its heading names
 MOST_CHARACTERS = 34  # of a name on one line of the first chart
-HEADLINE_SHARE = 3  # a model with this part of the runs of the first has a headline
+HEADLINE_SHARE = 2  # a model with this part of the runs of the first has a headline
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
     *("experts", "drill", "correctness", "tune"),
