@@ -59,6 +59,8 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
 def bullets(sentences: Iterable[Markup | str], style: str = "findings") -> Fragment:
     """Return a list of sentences, of the first MOST_ITEMS where there are more."""
     every = list(sentences)
+    if not every:
+        return Fragment(Markup(""))
     more = len(every) - MOST_ITEMS
     cut = [f"And {more:,} more like these."] if more > 0 else []
     items = [Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut)]

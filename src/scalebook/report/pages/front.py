@@ -62,7 +62,7 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 10
+MOST_HEADLINES, MOST_COSTS, MOST_JUMPS, MOST_CARDS = 3, 2, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
 MOST_SIDES = 3  # platforms of a group that its heading names
 MOST_CHARACTERS = 34  # of a name on one line of the first chart
@@ -327,7 +327,7 @@ def _jumps(front: Front) -> Iterator[Markup]:
     ]  # fmt: skip
     if each:
         words = 'The <a href="curves.html">loss</a> jumps: {}.'
-        yield Markup(words).format(join(each[:MOST_COSTS], "; "))
+        yield Markup(words).format(join(each[:MOST_JUMPS], "; "))
 
 
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
