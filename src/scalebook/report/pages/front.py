@@ -525,7 +525,8 @@ def _plot(front: Front) -> Markup:
     rows = [row for rows in shown for row in rows]
     drawn = [mark for _, own, _ in groups for mark in own]
     models = list(dict.fromkeys(row["model"] for row in rows))
-    tints = {platform_title(row["platform"]): colour(front.data, row["platform"]) for row in rows}
+    platforms = dict.fromkeys(row["platform"] for row in rows)
+    tints = {platform_title(name): colour(front.data, name) for name in platforms}
     precisions = {row["run_id"]: precision_title(row["precision"]) or "" for row in rows}
     title = Markup("<h3>{}, {} <small>{}</small></h3>").format(
         model_title(models[0]) if len(models) == 1 else "Each model",
