@@ -18,9 +18,10 @@ from scalebook.measure.economics import ANSWERS, answers
 from scalebook.measure.intervals import Interval
 from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
-from scalebook.report.base.markup import Markup
+from scalebook.report.base.markup import Markup, raw_block
 from scalebook.report.base.stated import Stated, read_stated
 from scalebook.report.pages import comparison_page, cost_page
+from scalebook.report.site.notebook import NotebookCell, prepare
 from scalebook.report.site.rendering import ASSETS
 
 MI300X = "AMD Instinct MI300X OAM"
@@ -166,6 +167,27 @@ def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
     text = words(cost_page.overview(data, Stated()))
     assert "No energy per token of" in text
     assert str(data.runs["energy_reason"][0]) in text
+    for said in ("no counter under /sys/class/powercap", "It has none."):
+        given = dataclasses.replace(data, runs=data.runs.with_columns(energy_reason=pl.lit(said)))
+        (found,) = cost_page.energy_findings(given)
+        assert str(found).endswith(f"</a>: {said.removesuffix('.')}.")
+
+
+def test_a_report_without_telemetry_has_no_heading_of_its_results(two: Path, root: Path) -> None:
+    data, text = load(two), (root / "notebooks/31_cost.ipynb").read_text()
+    assert not cost_page.device_findings(data).html
+    assert not cost_page.device_table(data).html
+    assert "## Energy, power and clocks as measured" in text
+    heading = NotebookCell("markdown", "## Energy")
+    silent = NotebookCell("code", "figure()", texts=(raw_block(""),))
+    told = NotebookCell("code", "table()", texts=(raw_block("<p>One</p>"),))
+    words = NotebookCell("markdown", "## Method\n\nBy counters.")
+    for cells, left in (
+        ((heading, silent, silent, words), 3),
+        ((heading, silent, told), 3),
+        ((words, silent, heading), 3),
+    ):
+        assert len(prepare(cells, {})) == left
 
 
 def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -152,12 +152,19 @@ def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate
         return ""
 
 
-def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
-    """Return what the runs of folders teach, each run once, and how many teach nothing."""
+def known_rates(
+    folders: Iterable[Path], names: Collection[str] | None = None
+) -> tuple[tuple[KnownRate, ...], int]:
+    """Return what the runs of folders teach, each run once, and how many teach nothing.
+
+    ``names`` are the directories that count, where not all do.
+    """
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
     for folder in folders:
         for directory in run_directories(folder):
+            if names is not None and directory.name not in names:
+                continue
             files = tuple((p.name, p.lstat().st_mtime_ns) for p in sorted(directory.iterdir()))
             one = _learned(directory, catalog.load.signature(), files)
             if isinstance(one, str):

@@ -42,7 +42,7 @@ class Difference:
 
 def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> tuple[Difference, ...]:
     """Return every setting whose values over the runs of A are not those over the runs of B."""
-    left, right = _values(a), _values(b)
+    left, right = (_values(tuple(map(_Same, side))) for side in (a, b))
     names = sorted({*left, *right})
     return tuple(
         Difference(name, _shown(left.get(name)), _shown(right.get(name)))
@@ -68,18 +68,6 @@ def _shown(values: set[str] | None) -> str | None:
     return ", ".join(sorted(values)) if values else None
 
 
-def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    before: Mapping[str, str] = {}
-    for record in records:
-        settings = _settings(_Same(record))
-        if settings != before:  # as those of repeats are
-            for name, value in settings.items():
-                found.setdefault(name, set()).add(value)
-        before = settings
-    return found
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Same:
     """A record as a key: which one it is, whatever it holds."""
@@ -93,10 +81,17 @@ class _Same:
         return id(self.record)
 
 
-@lru_cache(maxsize=2000)  # a run is in many pairs
-def _settings(of: _Same) -> Mapping[str, str]:
+@lru_cache(maxsize=1000)  # the same repeats are a side of many pairs
+def _values(records: tuple[_Same, ...]) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in records:
+        for name, value in _settings(one.record).items():
+            found.setdefault(name, set()).add(value)
+    return found
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
     """Return the settings of a run by dotted name: what was observed, else what was requested."""
-    record = of.record
     asked = {name: value for name, value in _flat(record.asked) if name not in _NO_SETTING}
     return {**dict(_surroundings(record)), **asked, **dict(_flat(record.observed))}
 

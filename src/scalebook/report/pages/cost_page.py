@@ -301,7 +301,8 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
     missing = data.completed.filter(pl.col("energy_joules_per_token").is_null())
     for (reason,), rows in missing.group_by("energy_reason", maintain_order=True):
         ids = run_links(rows["run_id"])
-        yield Markup("No energy per token of {}: {}").format(ids, reason or "no reason.")
+        said = (reason or "no reason is recorded").removesuffix(".")
+        yield Markup("No energy per token of {}: {}.").format(ids, said)
 
 
 def energy_chart(data: ReportData) -> Figures | None:

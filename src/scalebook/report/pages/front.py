@@ -62,7 +62,7 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 10
+MOST_HEADLINES, MOST_COSTS, MOST_JUMPS, MOST_CARDS = 3, 2, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
 MOST_SIDES = 3  # platforms of a group that its heading names
 MOST_CHARACTERS = 34  # of a name on one line of the first chart
@@ -327,7 +327,7 @@ def _jumps(front: Front) -> Iterator[Markup]:
     ]  # fmt: skip
     if each:
         words = 'The <a href="curves.html">loss</a> jumps: {}.'
-        yield Markup(words).format(join(each[:MOST_COSTS], "; "))
+        yield Markup(words).format(join(each[:MOST_JUMPS], "; "))
 
 
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
@@ -525,7 +525,8 @@ def _plot(front: Front) -> Markup:
     rows = [row for rows in shown for row in rows]
     drawn = [mark for _, own, _ in groups for mark in own]
     models = list(dict.fromkeys(row["model"] for row in rows))
-    tints = {platform_title(row["platform"]): colour(front.data, row["platform"]) for row in rows}
+    platforms = dict.fromkeys(row["platform"] for row in rows)
+    tints = {platform_title(name): colour(front.data, name) for name in platforms}
     precisions = {row["run_id"]: precision_title(row["precision"]) or "" for row in rows}
     title = Markup("<h3>{}, {} <small>{}</small></h3>").format(
         model_title(models[0]) if len(models) == 1 else "Each model",

@@ -251,7 +251,7 @@ def compare(data: ReportData) -> tuple[Compared, ...]:
 
     A configuration is predicted from the runs of all others, on any device.
     """
-    rates = known_rates([data.folder])[0][-MOST_RUNS:]
+    rates = known_rates([data.folder], _newest(data))[0][-MOST_RUNS:]
     probes, _ = read_probes(data.folder)
     groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
     for rate in rates:
@@ -277,6 +277,16 @@ def compare(data: ReportData) -> tuple[Compared, ...]:
         ends = (rate, rate / spread, rate * spread)
         found.append(Compared(ids, label, family, platform, tokens / seconds, *ends, shares))
     return tuple(sorted(found, key=lambda one: -abs(one.error)))
+
+
+def _newest(data: ReportData) -> set[str]:
+    """Return the directories of the newest measured runs with a rate: only they can teach one.
+
+    They are twice as many as count, because some did not record their options.
+    """
+    ids = data.completed.filter(pl.col("source") == "measured")["run_id"]
+    newest = sorted(set(ids) & data.directories.keys())[-2 * MOST_RUNS :]
+    return {data.directories[run_id].name for run_id in newest}
 
 
 def _grouped(parts: Mapping[str, float]) -> dict[str, float]:

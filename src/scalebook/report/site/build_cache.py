@@ -243,14 +243,33 @@ def _execute(
     failed: dict[Page, str] = {}
     # a fresh interpreter each: polars' threads do not survive a fork
     with ProcessPoolExecutor(processes, get_context("spawn"), _start, (folder,)) as pool:
+        ahead = pool.submit(_read_ahead, folder)
         for task in [pool.submit(execute, (p,), notebooks, data.folder, stage) for p in pages]:
             failed |= task.result()
+        ahead.result()
     return failed
 
 
 def _start(folder: Path) -> None:
     """Prepare a process that executes pages: it has the data and reads no run."""
     frames.HELD.set(kept_data(folder))
+
+
+def _read_ahead(folder: Path) -> None:
+    """Keep the telemetry, which is asked for when all pages are there."""
+    if (data := frames.HELD.get()) is not None:
+        telemetry(data, folder)
+
+
+def telemetry(data: ReportData, folder: Path) -> bytes:
+    """Return the telemetry of all runs as Parquet, kept in ``folder``: reading it takes seconds."""
+    path = folder / "telemetry.parquet"
+    if (content := kept(path)) is None:
+        buffer = io.BytesIO()
+        frames.telemetry_frame(data.directories).write_parquet(buffer)
+        content = buffer.getvalue()
+        keep(path, content)
+    return content
 
 
 def forget_old(newest: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from scalebook.report.base.markup import escape, number_runs, raw_html
 
 # safe like yaml.safe_load; the one in C, where it is built in, takes a tenth of the time
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+HEADING = re.compile(r"#+ .*")  # a cell of one line
 OPTION = re.compile(r"^#\|\s?(.*)$")
 
 
@@ -130,11 +132,19 @@ def prepare(
 ) -> tuple[NotebookCell, ...]:
     """Return the page's cells.
 
-    Parameter cells and empty outputs go; a figure or table cell that gave only words loses its
-    caption; the alternative text of a cell goes before the one that its chart brings; runs are
-    called by their ``numbers``.
+    Parameter cells, empty outputs and headings of nothing else go; a figure or table cell that gave
+    only words loses its caption; the alternative text of a cell goes before the one that its chart
+    brings; runs are called by their ``numbers``.
     """
-    return tuple(_prepared(cells, numbers))
+    return tuple(_without_empty_sections([*_prepared(cells, numbers)]))
+
+
+def _without_empty_sections(cells: Sequence[NotebookCell]) -> Iterator[NotebookCell]:
+    for place, cell in enumerate(cells):
+        below = [*takewhile(lambda one: one.kind == "code", cells[place + 1 :])]
+        is_heading = cell.kind == "markdown" and HEADING.fullmatch(cell.source.strip())
+        if not (is_heading and below and not any(one.texts for one in below)):
+            yield cell
 
 
 def _prepared(

@@ -21,7 +21,7 @@ from scalebook.report.base.markup import Markup, script_json
 from scalebook.report.base.naming import TITLES
 from scalebook.report.charts import configs
 from scalebook.report.site import rendering
-from scalebook.report.site.build_cache import keep, kept
+from scalebook.report.site.build_cache import keep, kept, telemetry
 from scalebook.report.site.notebook import NotebookCell
 
 STYLES = ("scalebook.css", "preview.css")
@@ -71,20 +71,12 @@ TIMES = "%Y-%m-%dT%H:%M:%S%.3fZ"  # of UTC, in CSV
 
 
 def write_data(data: ReportData, folder: Path, cache: Path) -> None:
-    """Write the tables of runs, steps and telemetry; ``cache`` belongs to these runs.
-
-    Reading the telemetry of many runs takes seconds: it is kept there for the next build.
-    """
+    """Write the tables of runs, steps and telemetry; ``cache`` belongs to these runs."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(data.runs, folder / "runs.csv")
     data.runs.write_parquet(folder / "runs.parquet")
     data.steps.write_parquet(folder / "steps.parquet")
-    place = cache / "telemetry.parquet"
-    if (content := kept(place)) is None:
-        buffer = io.BytesIO()
-        telemetry_frame(data.directories).write_parquet(buffer)
-        content = buffer.getvalue()
-        keep(place, content)
+    content = telemetry(data, cache)
     (folder / "telemetry.parquet").write_bytes(content)
     write_csv(pl.read_parquet(io.BytesIO(content)), folder / "telemetry.csv")
 
