@@ -305,7 +305,7 @@ def _steps(series: Sequence[float], first: int, last: int) -> list[tuple[int, fl
     return [(at, total * total * count / (at * (count - at))) for at, total in steps]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=_SHORT)
 def line(count: int) -> tuple[float, ...]:
     """Return a straight line that rises by 1 from the first to the last step, of mean 0."""
     return tuple(at / (count - 1) - 0.5 for at in range(count))
