@@ -528,7 +528,8 @@ def test_a_spike_without_a_period_is_one_of_a_poisson_count():
 def test_a_tolerated_drift_widens_the_interval_by_half_of_it():
     series = [a + 0.008 * at / 200 for at, a in enumerate(jittered(200, 4, 0.001))]
     found = find_steady(series)
-    below, above = steady_state._halves(take_apart(series), found.start, found.start + found.count)
+    part = take_apart(series), found.start, found.start + found.count
+    below, above = (abs(end - found.mean) for end in steady_state._seen(*part, found.mean, 0.0))
     tolerated = found.change / 2 * found.mean
     assert tolerated > 0
     assert found.seen == pytest.approx(
