@@ -255,15 +255,16 @@ def early(count: int) -> int:
 def best_warm_up(series: Sequence[float]) -> WarmUp:
     """Return the warm-up that fits a series of zero mean best; it takes half of it at most."""
     count = len(series)
-    best = WarmUp("step", 1, 0.0)
+    best: tuple[Kind, float, float] = "step", 1, 0.0
+    to_beat = 0.0
     for at, gain in _steps(series, 1, early(count)):
-        if gain > best.gain * _SURELY:
-            best = WarmUp("step", at, gain)
+        if gain > to_beat:
+            best, to_beat = ("step", at, gain), gain * _SURELY
     for kind, value, course, room in (_of_short if count <= _SHORT else _candidates)(count):
         gain = sum(map(mul, course, series)) ** 2 / room
-        if gain > best.gain * _SURELY:
-            best = WarmUp(kind, value, gain)
-    return best
+        if gain > to_beat:
+            best, to_beat = (kind, value, gain), gain * _SURELY
+    return WarmUp(*best)
 
 
 @lru_cache(maxsize=4)  # of long series, which are few; a short one has a cache of its own
