@@ -149,6 +149,13 @@ def _no_interval(found: Throughput | None) -> str:
     return reason or "The interval of the step time reaches down to zero."
 
 
+def mfu_of(record: RunRecord, rate: float) -> float | None:
+    """Return the fraction of the peak for a rate of one GPU (tokens/s); None where unknown."""
+    (scale, _, _), (peak, _, _) = _scale(record, of_one_gpu=True), peak_of(record, None)
+    value = rate * scale.model / peak if scale and peak else None
+    return value if value is None or value <= 1 else None
+
+
 def _void(
     rates: Throughput | None, scale: _Scale | None, record: RunRecord, named: str | None
 ) -> str | None:
