@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from scalebook import ownership, scrub, step_columns, store, untrusted
+from scalebook import ownership, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
@@ -300,7 +300,7 @@ def hash_of(requested: Mapping[str, Any]) -> str | None:
 
 def restart_notes(directory: Path) -> tuple[str, ...]:
     """Return a sentence for each time that the processes were started again and made a step."""
-    lines, _ = step_columns.read(directory / "steps.jsonl")
+    lines, _ = store.read_step_lines(directory / "steps.jsonl")
     said: list[str] = []
     for before, after in itertools.pairwise(lines):
         if after.restart <= before.restart:
