@@ -117,7 +117,7 @@ def _warm_up(series: Sequence[float], shift: tuple[int, float]) -> int:
 def _length(found: WarmUp, series: Sequence[float]) -> int:
     count = len(series)
     # Less than chance gives even where neighbours are unrelated, the case most in its favour.
-    if found.gain * count < _NOTHING * sum(value * value for value in series):
+    if found.gain * count < _NOTHING * sum(map(mul, series, series)):
         return 0
     judged = effect(series, found.course(count))
     if judged.probability > _WARM_UP:
@@ -148,7 +148,7 @@ def _course(series: Sequence[float]) -> _Course:
     drift = effect(means, straight)
     block = min(max(round((at - len(series) % each) / each), 1), count - 1)
     shift = _NO_EFFECT
-    if gain * len(series) >= _NOTHING * sum(value * value for value in series):
+    if gain * len(series) >= _NOTHING * sum(map(mul, series, series)):
         shift = effect(means, [0.0] * block + [1.0] * (count - block))
     size = _shift(series, at)
     rho = mean_posterior(means).correlation
