@@ -77,6 +77,32 @@ def test_lines_with_other_fields_are_read_together(tmp_path):
     assert found[1:][0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line(2, rank_step_seconds=[None]), line(2, part_seconds={"a": "x"}),
+        line(2, grad_norm="x"), line(2, finished_at=3), line(2, rank_step_seconds=[2.0**54]),
+    ],
+)  # fmt: skip
+def test_a_brief_reading_refuses_what_a_whole_one_does(tmp_path, bad):
+    path = written(tmp_path, line(1, rank_step_seconds=[1.0]), bad, line(3, loss=2.5))
+    (whole, problems), (brief, said) = read(path), read(path, brief=True)
+    assert problems == said == ("steps.jsonl line 2 is not a step record",)
+    assert list(brief.numbers("step")) == list(whole.numbers("step")) == [1, 3]
+
+
+def test_brief_steps_have_what_rates_need_and_no_times_of_ranks_and_parts(tmp_path):
+    more = {"rank_step_seconds": [1.0, 2.0], "part_seconds": {"forward": 0.5}, "restart": 1}
+    more |= {"checkpoint_seconds": 0.0, "allocated_gib": 3.5, "reserved_gib": 4.5, "loss": 2.5}
+    path = written(tmp_path, *(line(step, **more) for step in (1, 2, 3)))
+    whole, brief = read(path)[0], read(path, brief=True)[0]
+    for name in ("step", "tokens", "step_seconds", *more.keys() - {"part_seconds"}):
+        assert list(brief.known(name)) == list(whole.known(name))
+    assert list(brief.phases()) == ["measured"] * 3
+    assert (brief.part_names(), brief.rank_means()) == ((), None)
+    assert (whole.part_names(), whole.rank_means()) == (("forward",), [1.0, 2.0])
+
+
 @pytest.mark.parametrize("stamp", ["x", "", "2026-13-01", "0001-01-01T00:00:00+14:00"])
 def test_a_time_that_is_none_costs_no_step(tmp_path, stamp):
     found, problems = read(written(tmp_path, line(1, finished_at=stamp), line(2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -122,6 +123,19 @@ class RunConfig(BaseModel):
             missing = f"{name} is missing. Add it to the table or to [defaults] of a plan."
             wrong = f"Parameter {name}={first['input']!r}: {first['msg']}."
             raise ConfigError(missing if first["type"] == "missing" else wrong) from error
+
+    @classmethod
+    def read(cls, path: Path) -> RunConfig:
+        """Return the configuration in a JSON file.
+
+        Raises:
+            ConfigError: the file cannot be read or its content is not a RunConfig.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
+        return cls.from_parameters(values)
 
     @property
     def parallelism(self) -> Parallelism:

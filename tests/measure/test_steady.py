@@ -525,10 +525,33 @@ def test_a_spike_without_a_period_is_one_of_a_poisson_count():
     assert steady_state.find_steady([1.0] * 60).irregular == 0
 
 
+def test_without_an_interval_the_steady_state_is_the_same():
+    generator = random.Random(11)
+    problems: set[str | None] = set()
+    for case in range(160):
+        count, noise = generator.choice((25, 40, 90)), generator.uniform(0.001, 0.02)
+        drift, shift, tail = (case % 5 == kind and generator.uniform(0, 0.04) for kind in (1, 2, 3))
+        if case % 5 == 4:  # a shift whose straight line is level
+            noise, shift = 0.002, generator.uniform(0.02, 0.06)
+            drift = -1.5 * shift
+        series = [
+            generator.gauss(1, noise) + drift * at / count + shift * (2 * at > count)
+            + tail * 9 * math.exp(-at / 9)
+            for at in range(count)
+        ]  # fmt: skip
+        whole, brief = find_steady(series), find_steady(series, interval=False)
+        for name in ("problem", "reason", "start", "count", "mean", "at"):
+            assert getattr(brief, name) == getattr(whole, name)
+        assert brief.seen is None
+        problems.add(whole.problem)
+    assert problems == {None, "drift", "shift", "warm-up", "too short"}
+
+
 def test_a_tolerated_drift_widens_the_interval_by_half_of_it():
     series = [a + 0.008 * at / 200 for at, a in enumerate(jittered(200, 4, 0.001))]
     found = find_steady(series)
-    below, above = steady_state._halves(take_apart(series), found.start, found.start + found.count)
+    part = take_apart(series), found.start, found.start + found.count
+    below, above = (abs(end - found.mean) for end in steady_state._seen(*part, found.mean, 0.0))
     tolerated = found.change / 2 * found.mean
     assert tolerated > 0
     assert found.seen == pytest.approx(

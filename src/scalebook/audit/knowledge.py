@@ -247,20 +247,18 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
                     continue  # papers on pretraining counted by it
                 if shape.moe is not None and name == "hf_total_flos":
                     continue  # it counts every expert: a wrong count, of those below
-                low, value, high = (
+                each = (
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at
                 )
-                interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
                 words = f"{name}{MTP if modules else ''}{frozen}"
-                yield _fact("flops_per_token", interval, value, words)
+                yield _fact("flops_per_token", *_widened(*each), words)
                 if trained == "lora":  # frameworks that take two thirds of the attention too
-                    low, value, high = (
+                    each = (
                         TRAINED["lora"] * flops_per_token(shape, one, name, mtp_layers=modules)
                         for one in at
                     )
-                    interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
-                    yield _fact("flops_per_token", interval, value, f"two thirds of {name}")
+                    yield _fact("flops_per_token", *_widened(*each), f"two thirds of {name}")
         if length is None:
             most = min(shape.max_sequence_length, LONGEST_USUAL)
             ends = (
@@ -276,18 +274,22 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     yield from _wrong_counts(shape, row, at[1] if length else None)
 
 
+def _widened(low: float, value: float, high: float) -> tuple[Interval, float]:
+    """Return the interval of a count of FLOPs by any rounding of its convention, and the count."""
+    return Interval(low, high).widened(CONVENTION_TOLERANCE), value
+
+
 def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float]) -> Iterator[Fact]:
     """Yield FLOPs that the hardware executes, by what may be recomputed."""
     stated = row.words.get("recompute")
     for trained in _trained(row):
         for mode in (stated,) if stated else ("none", "selective", "full"):
             for name in ("megatron_causal", "full_attention", "torchtitan"):
-                low, value, high = (
+                each = (
                     hardware_flops_per_token(shape, one, mode, name, trained=trained) for one in at
                 )
-                interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
                 words = f"{name}, recompute {mode}"
-                yield _fact("hardware_flops_per_token", interval, value, words)
+                yield _fact("hardware_flops_per_token", *_widened(*each), words)
 
 
 def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator[Fact]:

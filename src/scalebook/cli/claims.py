@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.terminal import (
     Subparsers,
+    add_count,
     add_json,
+    add_path,
+    add_repeated,
+    add_switch,
     at_least,
     number,
     positive,
@@ -86,12 +90,10 @@ def _register_audit(subparsers: Subparsers) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="document, claims file or result rows"
     )
-    parser.add_argument("--problems", action="store_true", help="show only claims that fail")
-    parser.add_argument("--sample", action="store_true", help="print an example of a claims file")
-    parser.add_argument(
-        "--samples", action="store_true", help="list the claims files of the package"
-    )
-    parser.add_argument("--fields", action="store_true", help="list the fields of a claims file")
+    add_switch(parser, "--problems", "show only claims that fail")
+    add_switch(parser, "--sample", "print an example of a claims file")
+    add_switch(parser, "--samples", "list the claims files of the package")
+    add_switch(parser, "--fields", "list the fields of a claims file")
     add_json(parser)
     parser.set_defaults(handler=audit)
 
@@ -202,48 +204,20 @@ def _register_project(subparsers: Subparsers) -> None:
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling = parser.add_argument_group("scaling")
-    scaling.add_argument(
-        "--point",
-        action="append",
-        default=[],
-        metavar="GPUS:TOKENS_PER_SECOND[:NODES[:GLOBAL_BATCH_SIZE]]",
-        help="measured run; repeatable",
-    )
-    scaling.add_argument(
-        "--results", type=Path, metavar="FILE", help="output of 'scalebook list --json'"
-    )
+    form = "GPUS:TOKENS_PER_SECOND[:NODES[:GLOBAL_BATCH_SIZE]]"
+    add_repeated(scaling, "--point", form, "measured run; repeatable")
+    add_path(scaling, "--results", "FILE", "output of 'scalebook list --json'")
     for name in _CHOSEN:
         scaling.add_argument(f"--{name}", help=f"only the runs of this {name} in --results")
-    scaling.add_argument(
-        "--to",
-        type=at_least(1),
-        action="append",
-        default=[],
-        metavar="GPUS",
-        help="size to project to",
-    )
-    scaling.add_argument(
-        "--base",
-        choices=("smallest", "node"),
-        default="smallest",
-        help="reference of the efficiency: the smallest run (default) or the largest on one node",
-    )
-    scaling.add_argument(
-        "--kind", choices=("weak", "strong"), help="kind of scaling if the batch sizes are unknown"
-    )
-    scaling.add_argument(
-        "--limit-factor",
-        type=positive,
-        default=4.0,
-        metavar="TIMES",
-        help="largest projection as a multiple of the largest run (default: 4)",
-    )
-    scaling.add_argument(
-        "--gpus-per-node",
-        type=at_least(1),
-        metavar="GPUS",
-        help="project runs within one node up to this size",
-    )
+    add_repeated(scaling, "--to", "GPUS", "size to project to", type=at_least(1))
+    text = "reference of the efficiency: the smallest run (default) or the largest on one node"
+    scaling.add_argument("--base", choices=("smallest", "node"), default="smallest", help=text)
+    text = "kind of scaling if the batch sizes are unknown"
+    scaling.add_argument("--kind", choices=("weak", "strong"), help=text)
+    text = "largest projection as a multiple of the largest run (default: 4)"
+    scaling.add_argument("--limit-factor", type=positive, default=4.0, metavar="TIMES", help=text)
+    text = "project runs within one node up to this size"
+    add_count(scaling, "--gpus-per-node", "GPUS", text)
 
 
 def _add_economics(parser: argparse.ArgumentParser) -> None:

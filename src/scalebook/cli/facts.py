@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from scalebook.cli.terminal import (
     Flags,
     Subparsers,
+    add_count,
     add_json,
     add_model,
     add_runs,
     add_settings,
-    at_least,
     number,
     plain,
     positive,
@@ -93,51 +93,25 @@ def _register_flops(subparsers: Subparsers) -> None:
     add_model(parser)
     length = parser.add_mutually_exclusive_group(required=True)
     add_settings(length, ["sequence_length"])
-    length.add_argument(
-        "--packed-lengths",
-        type=at_least(1),
-        nargs="+",
-        metavar="TOKENS",
-        help="lengths of the documents packed into a sample",
-    )
-    parser.add_argument(
-        "--recompute",
-        choices=RECOMPUTE,
-        default="none",
-        help="count hardware FLOPs with this recomputation (default: none)",
-    )
-    parser.add_argument(
-        "--recompute-num-layers",
-        type=at_least(0),
-        metavar="LAYERS",
-        help="layers that full recomputation covers (default: all)",
-    )
+    text = "lengths of the documents packed into a sample"
+    add_count(length, "--packed-lengths", "TOKENS", text, nargs="+")
+    text = "count hardware FLOPs with this recomputation (default: none)"
+    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help=text)
+    text = "layers that full recomputation covers (default: all)"
+    add_count(parser, "--recompute-num-layers", "LAYERS", text, least=0)
     add_settings(parser, ["recompute_modules"])
     _add_mtp_layers(parser)
-    parser.add_argument(
-        "--trained",
-        choices=tuple(TRAINED),
-        default="all",
-        help="trained weights: all, adapters only (lora) or none (forward)",
-    )
-    parser.add_argument(
-        "--tensor-parallel-size",
-        type=at_least(1),
-        metavar="GPUS",
-        help="count the vocabulary padded for this many GPUs, as Megatron pads it",
-    )
+    text = "trained weights: all, adapters only (lora) or none (forward)"
+    parser.add_argument("--trained", choices=tuple(TRAINED), default="all", help=text)
+    text = "count the vocabulary padded for this many GPUs, as Megatron pads it"
+    add_count(parser, "--tensor-parallel-size", "GPUS", text)
     add_json(parser)
     parser.set_defaults(handler=flops)
 
 
 def _add_mtp_layers(parser: Flags) -> None:
-    parser.add_argument(
-        "--mtp-layers",
-        type=at_least(0),
-        default=0,
-        metavar="MODULES",
-        help="multi-token prediction modules (default: 0)",
-    )
+    text = "multi-token prediction modules (default: 0)"
+    add_count(parser, "--mtp-layers", "MODULES", text, least=0, default=0)
 
 
 def _register_convert(subparsers: Subparsers) -> None:
@@ -145,22 +119,12 @@ def _register_convert(subparsers: Subparsers) -> None:
         "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
     )
     add_model(parser)
-    parser.add_argument(
-        "--sequence-length",
-        type=at_least(1),
-        required=True,
-        metavar="TOKENS",
-        help="tokens per sample",
-    )
-    parser.add_argument(
-        "--tokens-per-second-per-gpu",
-        type=_printed,
-        metavar="RATE",
-        help="published tokens/s/GPU",
-    )
-    parser.add_argument(
-        "--tflops", type=_printed, metavar="TFLOPS", help="published TFLOP/s/GPU with all digits"
-    )
+    add_count(parser, "--sequence-length", "TOKENS", "tokens per sample", required=True)
+    for flag, unit, text in (
+        ("--tokens-per-second-per-gpu", "RATE", "published tokens/s/GPU"),
+        ("--tflops", "TFLOPS", "published TFLOP/s/GPU with all digits"),
+    ):
+        parser.add_argument(flag, type=_printed, metavar=unit, help=text)
     parser.add_argument("--convention", metavar="NAME", help="FLOPs convention of --tflops")
     _add_mtp_layers(parser)
     add_json(parser)

@@ -13,6 +13,7 @@ from scalebook.cli.terminal import (
     Flags,
     Subparsers,
     add_json,
+    add_repeated,
     add_runs,
     add_settings,
     complain,
@@ -45,14 +46,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "names", nargs="+", metavar="RUNS", help=f"{RUN_HELP}, or a folder of run directories"
     )
-    parser.add_argument(
-        "--to",
-        action="append",
-        required=True,
-        metavar="KIND:PLACE",
-        help="mlflow:URI, wandb:DIR (offline), tensorboard:DIR, mlperf:FILE, csv:DIR or "
-        "parquet:DIR; repeatable",
+    text = (
+        "mlflow:URI, wandb:DIR (offline), tensorboard:DIR, mlperf:FILE, csv:DIR or parquet:DIR; "
+        "repeatable"
     )
+    parser.add_argument("--to", action="append", required=True, metavar="KIND:PLACE", help=text)
     add_runs(parser, "folder in which to look up run ids")
     parser.set_defaults(handler=export_runs)
 
@@ -61,45 +59,27 @@ def _register_ingest(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "ingest", help="import logs of other trainers and runs of trackers"
     )
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        type=Path,
-        metavar="PATH",
-        help="log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard",
-    )
+    text = "log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard"
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=text)
     add_runs(parser, "folder for the new run directories", Path("runs"))
     parser.add_argument(
         "--dialect", metavar="NAME", help="read every file as this dialect; 'list' prints them all"
     )
-    parser.add_argument(
-        "--map",
-        action="append",
-        default=[],
-        metavar="NAME=COLUMN",
-        help="read any CSV or JSON lines: the column of step_seconds, step, loss, ...; or a TOML "
-        "file of such lines; repeatable",
+    text = (
+        "read any CSV or JSON lines: the column of step_seconds, step, loss, ...; or a TOML file "
+        "of such lines; repeatable"
     )
+    add_repeated(parser, "--map", "NAME=COLUMN", text)
     said = parser.add_argument_group("values that the files do not contain (marked as supplied)")
     said.add_argument("--model", help="model of the catalog")
     said.add_argument("--platform", help="platform of the catalog")
     add_settings(said, _SUPPLIED)
-    said.add_argument(
-        "--trained",
-        choices=("all", "part"),
-        help="whether all weights were trained or only a part (such as LoRA)",
-    )
-    said.add_argument(
-        "--packed-sequences",
-        action=argparse.BooleanOptionalAction,
-        help="whether several documents share a sample: MFU is then an upper bound",
-    )
-    parser.add_argument(
-        "--window",
-        type=step_window,
-        metavar="FIRST:LAST",
-        help="average over these steps if a series has several levels (marked as chosen)",
-    )
+    text = "whether all weights were trained or only a part (such as LoRA)"
+    said.add_argument("--trained", choices=("all", "part"), help=text)
+    text = "whether several documents share a sample: MFU is then an upper bound"
+    said.add_argument("--packed-sequences", action=argparse.BooleanOptionalAction, help=text)
+    text = "average over these steps if a series has several levels (marked as chosen)"
+    parser.add_argument("--window", type=step_window, metavar="FIRST:LAST", help=text)
     add_json(parser)
     parser.set_defaults(handler=run_ingest)
 
@@ -196,14 +176,11 @@ def _print_people(runs: list[Ingested]) -> None:
 
 def add_log_to(parser: Flags) -> None:
     """Add ``--log-to``."""
-    parser.add_argument(
-        "--log-to",
-        action="append",
-        default=[],
-        metavar="KIND:PLACE",
-        help="also write each run, when it has ended, to mlflow:URI, wandb:DIR (offline), "
-        "tensorboard:DIR or mlperf:FILE; repeatable",
+    text = (
+        "also write each run, when it has ended, to mlflow:URI, wandb:DIR (offline), "
+        "tensorboard:DIR or mlperf:FILE; repeatable"
     )
+    add_repeated(parser, "--log-to", "KIND:PLACE", text)
 
 
 def targets(options: argparse.Namespace) -> tuple[Target, ...]:

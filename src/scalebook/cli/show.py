@@ -15,6 +15,8 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_json,
     add_runs,
+    add_switch,
+    add_text,
     complain,
     number,
     plain,
@@ -38,17 +40,10 @@ def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser("list", help="list runs with rate, MFU, memory and loss")
     add_runs(parser, default=Path("runs"))
-    parser.add_argument(
-        "--peak-precision",
-        choices=("bf16", "fp8"),
-        help="precision of the dense peak that the MFU of FP8 runs refers to",
-    )
-    parser.add_argument(
-        "--columns",
-        default="",
-        metavar="NAME,...",
-        help="columns to add to the table, of those that --csv has: hfu,reserved_memory_gib",
-    )
+    text = "precision of the dense peak that the MFU of FP8 runs refers to"
+    parser.add_argument("--peak-precision", choices=("bf16", "fp8"), help=text)
+    text = "columns to add to the table, of those that --csv has: hfu,reserved_memory_gib"
+    add_text(parser, "--columns", "NAME,...", text)
     add_json(parser, csv=True)
     parser.set_defaults(handler=list_runs)
     _register_columns(subparsers)
@@ -65,15 +60,9 @@ def register(subparsers: Subparsers) -> None:
 
 def _register_columns(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("columns", help="explain the columns of the data files")
-    parser.add_argument(
-        "file",
-        nargs="?",
-        choices=("runs", "steps", "telemetry"),
-        help="data file (default: all three)",
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the page of the documentation"
-    )
+    files = ("runs", "steps", "telemetry")
+    parser.add_argument("file", nargs="?", choices=files, help="data file (default: all three)")
+    add_switch(parser, "--markdown", "print the page of the documentation")
     add_json(parser, csv=True)
     parser.set_defaults(handler=list_columns)
 

@@ -73,12 +73,9 @@ def _register_gate(subparsers: Subparsers) -> None:
     parser.add_argument("--must-see", type=fraction, metavar="FRACTION", help=text)
     text = "run, or file of steps and losses, whose loss curve the new runs must follow"
     parser.add_argument("--loss-reference", metavar="RUN", help=text)
+    text = "how far a loss may be from the reference's, like 0.02 or 2%% (default: 2%%)"
     parser.add_argument(
-        "--loss-tolerance",
-        type=fraction,
-        default=0.02,
-        metavar="FRACTION",
-        help="how far a loss may be from the reference's, like 0.02 or 2%% (default: 2%%)",
+        "--loss-tolerance", type=fraction, default=0.02, metavar="FRACTION", help=text
     )
     add_start_spread(parser)
     add_json(parser)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from scalebook.config import RunConfig
 from scalebook.engines import mapping
-from scalebook.errors import ConfigError, LaunchError, ScalebookError
+from scalebook.errors import LaunchError, ScalebookError
 
 
 def main_of(train: Callable[[RunConfig, Path], int], arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +20,7 @@ def main_of(train: Callable[[RunConfig, Path], int], arguments: Sequence[str] | 
     parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
     options = parser.parse_args(arguments)
     try:
-        config = _read(options.config)
+        config = RunConfig.read(options.config)
         mapping.check(config)
         lack = mapping.missing(config.engine)
         if lack:
@@ -30,14 +29,6 @@ def main_of(train: Callable[[RunConfig, Path], int], arguments: Sequence[str] | 
     except ScalebookError as error:
         print(f"scalebook {Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
         return 2
-
-
-def _read(path: Path) -> RunConfig:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    return RunConfig.from_parameters(values)
 
 
 def write_once(path: Path, text: str) -> Path:

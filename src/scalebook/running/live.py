@@ -24,10 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from scalebook import ownership, scrub, store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
-from scalebook.facts.flops import flops_per_token, headline_convention
 from scalebook.measure import metrics
 from scalebook.measure.metrics.peak import peak_of
-from scalebook.measure.metrics.settings import document_length, run_shape
+from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.record import RunRecord, finite, object_of, seconds_between
 from scalebook.running import finish_run
@@ -269,7 +268,7 @@ def _rates(partial: Path, record: RunRecord, steps: store.Steps) -> dict[str, An
         low, high = found.tokens_per_second_low, found.tokens_per_second_high
     values: dict[str, Any] = {name: getattr(found, name) for name in ("mfu", "mfu_low", "mfu_high")}
     if found.mfu is None and rate is not None and found.status != "void":
-        values["mfu"] = _mfu(record, rate / world)
+        values["mfu"] = metrics.mfu_of(record, rate / world)
     why = run_shape(record)[1] or peak_of(record, None)[2] or found.mfu_reason
     return {
         "tokens_per_second_per_gpu": rate / world if rate is not None else None,
@@ -287,17 +286,6 @@ def _plain_rate(steps: store.Steps) -> float | None:
     counted = measured if len(measured) else steps[-1:]
     seconds, tokens = sum(counted.known("step_seconds")), sum(counted.known("tokens"))
     return tokens / seconds if seconds > 0 and tokens > 0 else None
-
-
-def _mfu(record: RunRecord, rate: float) -> float | None:
-    """Return the fraction of the peak for a rate in tokens/s of one GPU: formula of ``metrics``."""
-    (shape, _), (peak, _, _) = run_shape(record), peak_of(record, None)
-    length, modules = document_length(record), record.setting("mtp_layers")
-    if shape is None or peak is None or length is None:
-        return None
-    flops = flops_per_token(shape, length, headline_convention(shape), mtp_layers=modules or 0)
-    value = rate * flops / 1e12 / peak
-    return value if value <= 1 else None
 
 
 def _left(step: int | None, asked: Any, recent: Sequence[float]) -> float | None:

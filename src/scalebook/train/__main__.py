@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError, ScalebookError
+from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,19 +55,6 @@ def exit_on_signals() -> None:
     threading.Thread(target=leave, daemon=True).start()
 
 
-def read_config(path: Path) -> RunConfig:
-    """Return the configuration in a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read or its content is not a RunConfig.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    return RunConfig.from_parameters(values)
-
-
 def exit_now(code: int) -> None:
     """Exit with a code, all being written; torch would wait seconds for processes that compile.
 
@@ -93,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A launcher that sees no progress asks each rank where it is: the answer goes to the log.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
-        config = read_config(options.config)
+        config = RunConfig.read(options.config)
         shape = catalog.model(config.model)
         options.output.mkdir(parents=True, exist_ok=True)
         if config.platform == "cpu":

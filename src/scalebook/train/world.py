@@ -23,7 +23,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.probes import MachineIdentity
 from scalebook.measure.probes.topology import QUERIES, parse_matrix
-from scalebook.query import printed
+from scalebook.query import number, printed
 from scalebook.train import mcore
 
 _cuda: Any = torch.cuda
@@ -67,19 +67,12 @@ def _nvidia() -> dict[str, Any]:
     if not lines:
         return {"driver": None, "power_cap_watts": None}
     driver, _, cap = lines.splitlines()[0].partition(",")
-    return {"driver": driver.strip(), "power_cap_watts": _number(cap)}
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return {"driver": driver.strip(), "power_cap_watts": number(cap)}
 
 
 def _amd() -> dict[str, Any]:
     caps = sorted(Path("/sys/class/drm").glob("card*/device/hwmon/hwmon*/power1_cap"))
-    microwatts = _number(_text(str(caps[0])) or "") if caps else None
+    microwatts = number(_text(str(caps[0]))) if caps else None
     return {
         "driver": _text("/sys/module/amdgpu/version"),
         "power_cap_watts": microwatts / 1e6 if microwatts is not None else None,

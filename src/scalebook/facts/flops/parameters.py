@@ -43,11 +43,6 @@ class ParameterCount:
     active_layers: int
     mtp: int  # of all multi-token prediction modules, without the tables that they share
 
-    @property
-    def excluding_input_embedding(self) -> int:
-        """All parameters but the input and position tables."""
-        return self.total - self.embedding - self.positions
-
 
 def _norm(shape: ModelShape, width: int) -> int:
     return width * (2 if shape.normalization == "layer" else 1)

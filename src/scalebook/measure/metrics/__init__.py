@@ -149,32 +149,11 @@ def _no_interval(found: Throughput | None) -> str:
     return reason or "The interval of the step time reaches down to zero."
 
 
-def _mfu(
-    rates: Throughput | None,
-    scale: _Scale | None,
-    peak: float | None,
-    reason: str | None,
-    start: float,
-) -> dict[str, Any]:
-    """Return the fields of RunMetrics that are fractions of the peak."""
-    found: dict[str, Any] = dict.fromkeys(("mfu", "mfu_low", "mfu_high"))
-    found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason"), reason)
-    if rates is None or scale is None or peak is None:
-        return found
-    value = rates.tokens_per_second * scale.model / peak
-    if value > 1:
-        why = (
-            f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
-            "tokens or the device is wrong."
-        )
-        return found | dict.fromkeys(("mfu_reason", "mfu_interval_reason"), why)
-    found["mfu"] = value
-    interval = _interval(rates, start)
-    if interval is None:
-        found["mfu_interval_reason"] = _no_interval(rates)
-    else:
-        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
-    return found
+def mfu_of(record: RunRecord, rate: float) -> float | None:
+    """Return the fraction of the peak for a rate of one GPU (tokens/s); None where unknown."""
+    (scale, _, _), (peak, _, _) = _scale(record, of_one_gpu=True), peak_of(record, None)
+    value = rate * scale.model / peak if scale and peak else None
+    return value if value is None or value <= 1 else None
 
 
 def _void(
@@ -274,7 +253,25 @@ class _Rated:
     def mfu(self, start: float) -> dict[str, Any]:
         """Return the fields of RunMetrics that are fractions of the peak."""
         reason = self.no_rate or self.no_scale or self.no_peak
-        return _mfu(self.rates, self.scale, self.peak, reason, start)
+        found: dict[str, Any] = dict.fromkeys(("mfu", "mfu_low", "mfu_high"))
+        found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason"), reason)
+        rates, scale, peak = self.rates, self.scale, self.peak
+        if rates is None or scale is None or peak is None:
+            return found
+        value = rates.tokens_per_second * scale.model / peak
+        if value > 1:
+            why = (
+                f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
+                "tokens or the device is wrong."
+            )
+            return found | dict.fromkeys(("mfu_reason", "mfu_interval_reason"), why)
+        found["mfu"] = value
+        interval = _interval(rates, start)
+        if interval is None:
+            found["mfu_interval_reason"] = _no_interval(rates)
+        else:
+            found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
+        return found
 
 
 def _rated(

@@ -117,7 +117,7 @@ def _warm_up(series: Sequence[float], shift: tuple[int, float]) -> int:
 def _length(found: WarmUp, series: Sequence[float]) -> int:
     count = len(series)
     # Less than chance gives even where neighbours are unrelated, the case most in its favour.
-    if found.gain * count < _NOTHING * sum(value * value for value in series):
+    if found.gain * count < _NOTHING * sum(map(mul, series, series)):
         return 0
     judged = effect(series, found.course(count))
     if judged.probability > _WARM_UP:
@@ -148,7 +148,7 @@ def _course(series: Sequence[float]) -> _Course:
     drift = effect(means, straight)
     block = min(max(round((at - len(series) % each) / each), 1), count - 1)
     shift = _NO_EFFECT
-    if gain * len(series) >= _NOTHING * sum(value * value for value in series):
+    if gain * len(series) >= _NOTHING * sum(map(mul, series, series)):
         shift = effect(means, [0.0] * block + [1.0] * (count - block))
     size = _shift(series, at)
     rho = mean_posterior(means).correlation
@@ -255,15 +255,16 @@ def early(count: int) -> int:
 def best_warm_up(series: Sequence[float]) -> WarmUp:
     """Return the warm-up that fits a series of zero mean best; it takes half of it at most."""
     count = len(series)
-    best = WarmUp("step", 1, 0.0)
+    best: tuple[Kind, float, float] = "step", 1, 0.0
+    to_beat = 0.0
     for at, gain in _steps(series, 1, early(count)):
-        if gain > best.gain * _SURELY:
-            best = WarmUp("step", at, gain)
+        if gain > to_beat:
+            best, to_beat = ("step", at, gain), gain * _SURELY
     for kind, value, course, room in (_of_short if count <= _SHORT else _candidates)(count):
         gain = sum(map(mul, course, series)) ** 2 / room
-        if gain > best.gain * _SURELY:
-            best = WarmUp(kind, value, gain)
-    return best
+        if gain > to_beat:
+            best, to_beat = (kind, value, gain), gain * _SURELY
+    return WarmUp(*best)
 
 
 @lru_cache(maxsize=4)  # of long series, which are few; a short one has a cache of its own
@@ -305,7 +306,7 @@ def _steps(series: Sequence[float], first: int, last: int) -> list[tuple[int, fl
     return [(at, total * total * count / (at * (count - at))) for at, total in steps]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=_SHORT)
 def line(count: int) -> tuple[float, ...]:
     """Return a straight line that rises by 1 from the first to the last step, of mean 0."""
     return tuple(at / (count - 1) - 0.5 for at in range(count))

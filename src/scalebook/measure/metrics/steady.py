@@ -305,10 +305,7 @@ def find_steady(
     known = Steady(len(seconds), None, None, minimum + start * each, len(window), mean=mean)
     if not interval:
         return known
-    below, above = _halves(spikes, start, end)
-    tolerated = settled.change / 2 * mean
-    # a logarithmic interval would bound a mean above zero too; at these widths they agree
-    seen = max(mean - below - tolerated, 0.0), mean + above + tolerated
+    seen = _seen(spikes, start, end, mean, settled.change / 2 * mean)
     brief = not settled_devices and (len(window) < BRIEF_STEPS or sum(window) < BRIEF_SECONDS)
     down, up = _unsettled(settled, mean, seen) if brief else (mean - seen[0], seen[1] - mean)
     ordered = sorted(window[::each])
@@ -372,8 +369,10 @@ def _imbalance(periodic: Sequence[Periodic], start: int, end: int) -> float:
     )
 
 
-def _halves(spikes: Spikes, start: int, end: int) -> tuple[float, float]:
-    """Return how far the interval of the mean reaches down and up (seconds)."""
+def _seen(
+    spikes: Spikes, start: int, end: int, mean: float, tolerated: float
+) -> tuple[float, float]:
+    """Return the interval of the mean by the steps of the window, a tolerated change added."""
     smooth = spikes.smooth[start:end]
     count = len(smooth)
     half = 0.0
@@ -383,16 +382,16 @@ def _halves(spikes: Spikes, start: int, end: int) -> tuple[float, float]:
         means, size = blocks(smooth, _FEW_BLOCKS if count < 3 * _MANY_BLOCKS else _MANY_BLOCKS)
         if size > 1 and (wider := mean_posterior(means).half_width()) > _FAR_MORE * half:
             half = wider
+    below = above = half
     heights = [height for at, height in spikes.irregular if start <= at < end]
-    if not heights:
-        return half, half
-    fewer, more = _poisson_interval(len(heights))
-    each = sum(heights) / len(heights) / count
-    # Two independent parts: distances from the estimate add as squares (Zou and Donner 2008).
-    return (
-        math.hypot(half, each * (len(heights) - fewer)),
-        math.hypot(half, each * (more - len(heights))),
-    )
+    if heights:
+        fewer, more = _poisson_interval(len(heights))
+        each = sum(heights) / len(heights) / count
+        # Two independent parts: distances from the estimate add as squares (Zou and Donner 2008).
+        below = math.hypot(half, each * (len(heights) - fewer))
+        above = math.hypot(half, each * (more - len(heights)))
+    # a logarithmic interval would bound a mean above zero too; at these widths they agree
+    return max(mean - below - tolerated, 0.0), mean + above + tolerated
 
 
 def _unsettled(settled: Settled, mean: float, seen: tuple[float, float]) -> tuple[float, float]:
