@@ -246,6 +246,7 @@ def _bracket(groups: dict[str, str]) -> list[str]:
 
 
 TRACEBACK = "Traceback (most recent call last)"
+ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
 # Literal pieces of further lines that tell an end, in order of weight within one line.
 ENDINGS: tuple[tuple[str, Status], ...] = (
     ("RESOURCE_EXHAUSTED", "out_of_memory"),
@@ -261,6 +262,10 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("got signal: 15", "interrupted"),
     ("signal 15", "interrupted"),
     ("exiting program", "interrupted"),
+    ("process received SIGINT", "interrupted"),
+    ("job killed: walltime", "interrupted"),  # PBS
+    ("TERM_RUNLIMIT", "interrupted"),  # LSF
+    ("Exited with exit code", "failed"),
     ("Segmentation fault", "failed"),
     ("ChildFailedError", "failed"),
     (TRACEBACK, "failed"),
@@ -271,6 +276,11 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("after training is done", "completed"),
     ("torchrun exited with code 0", "completed"),
     ("EXIT_CODE=0", "completed"),
+    (ONE_PROCESS, "completed"),
+    ("stopping_early: wallclock_cap", "completed"),
+    ("Training done", "completed"),
+    ("Total training time: ", "completed"),
+    ("Successfully completed.", "completed"),  # LSF
     ("Training completed", "completed"),
     ("Training finished", "completed"),
     ("Training time: ", "completed"),  # LitGPT

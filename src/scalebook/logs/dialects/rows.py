@@ -50,7 +50,11 @@ _MOST_CELLS = 400
 def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the cells of a nested object, names joined by ``/``; ``metrics/`` is left out."""
     for key, item in value.items():
-        name = f"{before}/{key}" if before and before not in ("metrics", "data") else str(key)
+        name = (
+            f"{before}/{key}"
+            if before and before not in ("metrics", "data", "extras")
+            else str(key)
+        )
         if isinstance(item, dict) and depth < _MOST_DEPTH:
             yield from flat(cast("dict[str, Any]", item), name, depth + 1)
         else:
@@ -86,6 +90,7 @@ class Rows(Dialect):
         Raises:
             IngestError: a column that the user maps is not in the file.
         """
+        self.out.every_job(loss_apart=True)
         found, fine = 0, False
         missing = set(self.mapping.values())
         for cells in _cells(source):
