@@ -101,6 +101,7 @@ TIMED = {"seconds", *RATES}
 _STEP = re.compile(
     r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
     r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
+    r"|^(\d{1,9})/(\d{1,9})(?= +(?:train_)?loss:)"
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
     re.IGNORECASE,
 )
@@ -172,8 +173,9 @@ def _named() -> re.Pattern[str]:
 def _step_at(line: str, row: dict[str, float]) -> int | None:
     """Add the step that a line states, if any; return the steps in all."""
     if found := _STEP.search(line):
-        row["step"] = float(integer(found[1] or found[3]))
-        return integer(found[2] or found[4]) if found[2] or found[4] else None
+        row["step"] = float(integer(found[1] or found[3] or found[5]))
+        total = found[2] or found[4] or found[6]
+        return integer(total) if total else None
     if found := _EPOCH.search(line):
         epoch, epochs, done, each = (integer(digits or "0") for digits in found.groups())
         row["step"] = float(max(epoch - 1, 0) * each + done)

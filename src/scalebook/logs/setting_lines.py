@@ -124,13 +124,16 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
 
 _PEAK = re.compile(
     r"(?i)\bpeak (?:gpu )?mem(?:ory)?(?: allocated| usage)?:? *([\d.,]+) ?(MiB|GiB)\b"
+    r"|Max CUDA memory allocated was ([\d.]+) GB"  # Llama cookbook: 2^30 bytes
 )
 
 
 def peak_gib(line: str) -> float | None:
     """Return the peak of allocated memory that a line states, in GiB."""
     found = _PEAK.search(line)
-    return None if found is None else number(found[1]) / (1024 if found[2][0] in "mM" else 1)
+    if found is None:
+        return None
+    return number(found[3] or found[1]) / (1024 if (found[2] or "G")[0] in "mM" else 1)
 
 
 # The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.

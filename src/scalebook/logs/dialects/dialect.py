@@ -104,14 +104,14 @@ class LineDialect(Dialect):
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
-                if stated or "eak" in line:
+                if stated or "eak" in line or "Max CUDA" in line:
                     self._stated(line)
 
     def _stated(self, line: str) -> None:
         """Take sizes and the peak of memory in words that trainers share."""
         for name, value in setting_lines.stated(line):
             self.out.tell(name, value, weak=True)
-        if "eak" in line and (peak := setting_lines.peak_gib(line)):
+        if peak := setting_lines.peak_gib(line):
             known = self.out.job.details.get("peak_allocated_gib")
             self.out.job.details["peak_allocated_gib"] = max(
                 peak, known if isinstance(known, float) else 0.0

@@ -82,7 +82,7 @@ class NanoGPT(LineDialect):
     """
 
     name = "nanogpt"
-    markers = (", time ", "ms |", "tok/sec:", "step_avg:", "s run, ", " train ")
+    markers = (", time ", "ms |", "tok/sec:", "step_avg:", "s run, ", " train ", " LR, ")
     _NUMBER = r"-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf"
     signature = re.compile(
         rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>[\d.]+)ms"
@@ -96,19 +96,19 @@ class NanoGPT(LineDialect):
         rf"(?P<val>val_loss:)?[^\n]{{0,100}}?\b(?:train_time|t):(?P<since>[\d.]+)(?P<unit>m?s)"
         rf"(?: step_avg:|$)"
         rf"|^(?P<step2_2>\d+) train (?P<loss2_2>{_NUMBER})$"  # build-nanogpt's log.txt
-        rf"|^ *(?P<step2_3>\d+) +(?P<time>[\d.]+) (?P<unit2>m?s) run, (?:[^\n]{{0,160}}? )??"
-        rf"(?P<loss2_3>{_NUMBER}) loss,(?: +(?P<lr>[\d.e-]+) LR)?",  # tinygrad
+        rf"|^ *(?:(?P<step2_3>\d+) +(?P<time>[\d.]+) (?P<unit2>m?s) run, (?:[^\n]{{0,160}}? )??)?"
+        rf"(?P<loss2_3>{_NUMBER}) loss, +(?P<lr>[\d.e-]+) LR,"
+        rf"(?:[^\n]{{0,40}} used, (?P<later>[\d.]+) s$)?",  # tinygrad
         re.MULTILINE,
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
-    _SIZES = re.compile(r"\b(train_batch_tokens|train_seq_len)[:=](\d+)")
+    _SIZES = re.compile(r"\b(train_batch_tokens|train_seq_len|SEQLEN|BS)[:=](\d+)")
 
     def __init__(self) -> None:
         super().__init__()
         self.out.every_job(loss_apart=True)
         self._tokens = 0
-        self._sizes: dict[str, int] = {}
 
     def line(self, line: str) -> bool:
         """Take a record, or the tokens of an iteration."""
@@ -116,7 +116,7 @@ class NanoGPT(LineDialect):
         if found is None:
             tokens = self._TOKENS.search(line) if "tokens per iteration" in line else None
             self._tokens = (whole(tokens[1]) or 0) if tokens else self._tokens
-            if "train_seq_len" in line and "train_batch_tokens" in line:
+            if ("train_seq_len" in line and "train_batch_tokens" in line) or "SEQLEN=" in line:
                 self._lengths(line)
             return False
         cells = {name.rstrip("_234"): text for name, text in found.groupdict().items() if text}
@@ -129,23 +129,27 @@ class NanoGPT(LineDialect):
         unit = 1.0 if cells.get("unit") == "s" else 1e-3
         for name, column, scale in (
             ("ms", "seconds", 1e-3), ("mfu", "mfu", 0.01), ("rate", "tokens_per_second", 1.0),
-            ("since", "clock", unit), ("time", "seconds", unit), ("lr", "learning_rate", 1.0),
+            ("since", "clock", unit), ("time", "seconds", unit), ("later", "seconds", 1.0),
         ):  # fmt: skip
             if name in cells:
                 row[column] = number(cells[name]) * scale
+        shared, _ = told(line)
+        if "lr" in cells:  # behind its value
+            shared["learning_rate"] = number(cells["lr"])
+        row |= {name: shared[name] for name in ("learning_rate", "grad_norm") if name in shared}
         if self._tokens and row.get("seconds", 0) > 0:
             row["tokens_per_second"] = self._tokens / row["seconds"]
         self.out.step(row, total=integer(cells["total"]) if "total" in cells else None)
         return True
 
     def _lengths(self, line: str) -> None:
-        """Take the tokens of a batch and of a sample."""
-        self._sizes |= {name: integer(digits) for name, digits in self._SIZES.findall(line)}
-        tokens, length = (self._sizes.get(f"train_{one}", 0) for one in ("batch_tokens", "seq_len"))
+        """Take the length of a sample, and the batch in samples or in tokens."""
+        sizes = {name: integer(digits) for name, digits in self._SIZES.findall(line)}
+        length = sizes.get("train_seq_len") or sizes.get("SEQLEN") or 0
         if length:
             self.out.tell("sequence_length", length)
-        if length and tokens % length == 0:
-            self.out.tell("global_batch_size", tokens // length)
+            batch = sizes.get("BS", sizes.get("train_batch_tokens", 0) / length)
+            self.out.tell("global_batch_size", int(batch) if batch == int(batch) else 0)
 
     def finish(self) -> None:
         """Take step times from the time since the start where that is what is printed."""
@@ -302,7 +306,7 @@ class Pairs(LineDialect):
         """Whether enough lines hold a loss and a time or a rate, at a step that rises if at any."""
         if not super().recognises(text):
             return False
-        last, count, without, other = -1.0, 0, 0, 0
+        last, count, without, other, before = -1.0, 0, 0, 0.0, MISSING
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
             row, total = told(line)
             if "loss" in row and row.keys() & TIMED:
@@ -312,7 +316,8 @@ class Pairs(LineDialect):
                 last = step if "step" in row else last
             elif "loss" in row and row.get("step", MISSING) > last:
                 record = total or "learning_rate" in row or clock_of(line) > 0
-                last, other = row["step"], other + bool(record)
+                other += 1.0 if record else 0.6 * (row["loss"] != before)  # prose repeats itself
+                last, before = row["step"], row["loss"]
             if count >= cls._FEWEST or max(without, other) >= cls._FEWEST_COUNTED:
                 return True
         return False

@@ -87,9 +87,8 @@ class MLPerf(LineDialect):
             self.out.tell("trained", "lora")
         if key == "submission_platform":
             known = catalog.accelerators()
-            found = [
-                one for one in known if re.search(rf"(?i)(?<![a-z]){one.name}(?![a-z\d])", value)
-            ]
+            start, end = r"(?i)(?:^|[^a-z]|\dx)", r"(?![a-z\d])"
+            found = [one for one in known if re.search(start + re.escape(one.name) + end, value)]
             if len(found) == 1:
                 self.out.job.details.setdefault("device", found[0].device_names[0])
 
@@ -125,8 +124,10 @@ class MLPerf(LineDialect):
             self.out.step({**row, "step": float(samples // batch)})
         for job in self.out.jobs:
             seconds_from(job, "clock", 1e-3, "time stamps")
-        if self._throughput:
-            self.out.job.rates["samples_per_second"] = self._throughput[-1]
+        if self._throughput:  # NeMo's of GPT-3 counts tokens
+            of_gpt3 = self.out.job.details.get("submission_benchmark") == "gpt3"
+            name = "tokens_per_second" if of_gpt3 else "samples_per_second"
+            self.out.job.rates[name] = self._throughput[-1]
         start, stop = (self.out.job.details.get(f"run_{end}_ms") for end in ("start", "stop"))
         if isinstance(start, int) and isinstance(stop, int) and stop > start:
             self.out.job.details["time_to_train_seconds"] = (stop - start) / 1e3
