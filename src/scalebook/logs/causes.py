@@ -7,8 +7,10 @@ untrusted, and no line of it may cost more than its length.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from scalebook.record import Status
 
@@ -35,164 +37,27 @@ class Found:
     line: int  # index into the lines that were searched
 
 
-def _rule(status: Status, cause: str, sentence: str, hint: str, *texts: str) -> Rule:
-    return Rule(status, cause, re.compile("|".join(texts)), sentence, hint)
+_TABLE = tomllib.loads((resources.files("scalebook.logs") / "causes.toml").read_text("utf-8"))
 
 
-def _behind(start: str, end: str, most: int = 120) -> str:
-    """Return a pattern of one text behind another with at most N characters between them.
+def _rules(name: str) -> tuple[Rule, ...]:
+    """Return the rules of a table of ``causes.toml``, in its order."""
+    return tuple(
+        Rule(
+            status=row["status"],
+            cause=row["cause"],
+            pattern=re.compile("|".join(row["texts"])),
+            sentence=row["sentence"],
+            hint=row.get("hint", "").replace("{shm}", SHM_HINT),
+        )
+        for row in _TABLE[name]
+    )
 
-    Another start ends the way from the one before, so that no character is looked at from each of
-    many starts.
-    """
-    return rf"(?:{start})(?:(?!{start}).){{0,{most}}}?{end}"
 
-
-# Their own text says what happened; the first rule that finds a line wins.
-RULES = (
-    _rule(
-        "diverged", "not_finite", "Training diverged", "",
-        r"\bDIVERGED\b[:\s]*(?P<what>.*)",
-    ),
-    _rule(  # Megatron-Core: param_and_grad_buffer, rerun_state_machine
-        "diverged", "not_finite", "Training diverged: a loss or gradient was not finite", "",
-        r"found (?:NaN|Inf) in local (?:grad norm|forward loss)", r"Unexpected result (?:nan|inf)",
-    ),
-    _rule(
-        "out_of_memory", "gpu_memory", "The GPU's memory ran out", "",
-        r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"
-        r"(?:.*?total capacity of (?P<total>[\d.]+ \w+))?",
-    ),
-    _rule(
-        "out_of_memory", "gpu_memory", "The GPU's memory ran out", "",
-        r"OutOfMemoryError", r"(?:CUDA|HIP) (?:[Ee]rror: )?out of memory",
-        r"(?:hip|cuda)Error(?:OutOfMemory|MemoryAllocation)", r"CUDA_ERROR_OUT_OF_MEMORY",
-        r"(?:Cuda|CUDA|HIP|Hip) failure (?:\d+ )?'out of memory'",
-        r"Failed to (?:CUDA|Cuda|HIP) [cm]alloc", _behind("NCCL|RCCL|nccl", "out of memory"),
-    ),
-    _rule(
-        "out_of_memory", "gpu_memory", "The GPU's memory ran out", " for a library's work space",
-        r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", r"CUDNN_STATUS_ALLOC_FAILED",
-        r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", r"miopenStatusAllocFailed",
-        r"rocblas_status_memory_error",
-    ),
-    _rule(
-        "failed", "collective_error", "The collective library could not pin memory",
-        ": raise the limit on locked memory (ulimit -l unlimited)",
-        _behind(
-            r"ibv_(?:reg_mr|create_)\w{0,40}+ failed", "(?:Cannot allocate memory|error 12)"
-        ),
-    ),
-    _rule(
-        "failed", "shared_memory", "Shared memory ran out", f": {SHM_HINT}",
-        r"insufficient shared memory", r"creating shared memory segment",
-        r"unable to (?:mmap|write to file|allocate shared memory|open shared memory object)\b",
-    ),
-    _rule(
-        "out_of_memory", "host_memory", "The host's memory ran out", "",
-        r"DefaultCPUAllocator: (?:can't|not enough memory)", r"\bMemoryError\b",
-        r"std::bad_alloc", r"Cannot allocate memory", r"Out of memory: Killed process",
-        r"oom[-_]kill", r"\bOOMKilled\b",
-        r"DataLoader worker \(pid[^)]{0,20}\) is killed by signal: Killed",
-    ),
-    _rule(  # before timeouts: the other ranks wait for the one whose GPU failed
-        "failed", "gpu_fault", "The GPU reported a fault", "",
-        r"(?P<what>Memory access fault by GPU node-\d+|HW Exception by GPU node-\d+|GPU Hang)",
-        r"(?P<error>an illegal memory access was encountered|unspecified launch failure"
-        r"|uncorrectable (?:ECC|NVLink) error\w*|device-side assert triggered"
-        r"|GPU has fallen off the bus|GPU is lost"
-        r"|(?:CU|HIP)BLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR))",
-        r"(?P<status>HSA_STATUS_ERROR\w*|\bXid \([^)]{0,60}\): ?\d{1,4})",
-    ),
-    _rule(
-        "failed", "no_gpu", "The program found no GPU", "",
-        r"No (?:HIP|CUDA) GPUs are available", r"no (?:CUDA|ROCm)-capable device is detected",
-        r"(?:hip|cuda)ErrorNoDevice", r"Found no NVIDIA driver",
-    ),
-    _rule(
-        "timeout", "collective_timeout", "A collective did not finish in time",
-        ": another rank hung, died or took another path",
-        r"Watchdog caught collective operation timeout(?:.{0,200}?OpType=(?P<op>\w+))?"
-        r"(?:.{0,200}?Timeout\(ms\)=(?P<limit>\d{1,12}))?",
-    ),
-    _rule(
-        "timeout", "collective_timeout", "A collective did not finish in time",
-        ": another rank hung, died or took another path",
-        r"Timed out waiting (?P<limit>\d{1,12})ms for (?P<op>\w+) operation to complete",
-    ),
-    _rule(
-        "timeout", "collective_timeout", "A collective did not finish in time",
-        ": a rank or a library call hung",
-        r"Heartbeat monitor timed out",
-        r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds",
-        r"Received a dump signal due to a collective timeout", r"ProcessGroupNCCL watchdog hang",
-    ),
-    _rule(
-        "timeout", "rendezvous_timeout", "The processes did not find one another in time", "",
-        r"client socket has timed out after", r"seconds waiting for clients", r"Socket Timeout",
-        r"wait timeout after (?P<limit>\d{1,12})ms",
-    ),
-    _rule(
-        "failed", "gpu_code", "This build of torch or of a library has no code for this GPU", "",
-        r"no kernel image is available", r"hipErrorNoBinaryForGpu", r"invalid device function",
-    ),
-    _rule(
-        "failed", "no_space", "The file system is full", "", r"No space left on device",
-    ),
-    _rule(
-        "failed", "collective_error", "The collective library failed", "",
-        _behind(
-            "[NR]CCL (?:error|WARN)",
-            r"(?P<what>unhandled \w{1,60}+ error|Call to \w{1,60}+ failed)",
-            most=300,
-        ),
-        r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError)",
-    ),
-    _rule(
-        "failed", "missing_module", "A Python module is missing", "",
-        r"No module named '(?P<what>[\w.]+)'",
-    ),
-    _rule(
-        "failed", "refused", "The trainer refused to start", "",
-        r"^scalebook\.train: (?P<what>.+)",
-    ),
-    _rule(
-        "failed", "native_error", "The trainer's native code failed", "",
-        r"^(?:\[rank\d+\]:)?\s*what\(\):\s*(?P<what>.{1,300})",
-    ),
-)  # fmt: skip
+RULES = _rules("rules")
 # For logs from elsewhere, of which nothing else is known: what launchers report of a process.
-LOG_RULES = (
-    *RULES,
-    _rule(  # torchrun's report
-        "failed", "signal", "A process was ended by a signal",
-        " (9: by a person, or by the system because memory ran out)",
-        r"exit ?code\s*: ?(?P<what>-\d{1,2})\b", r"exit code (?P<error>-\d{1,2})\b",
-        r"(?P<status>Signal \d{1,2} \(SIG\w+\) received by PID)",
-        r"^\s*Killed\s*$", r": line \d{1,9}: +\d{1,9} Killed\b",
-    ),
-    _rule(
-        "failed", "signal", "A process ended with a bus error", f" (often {SHM_HINT})",
-        r"\bBus error\b", r"Signal 7 \(SIGBUS\)",
-    ),
-)  # fmt: skip
-# Every line that a rule recognises holds one of these pieces, which are fast to look for.
-PIECES = (
-    "DIVERGED", " in local ", "Unexpected result", "ut of memory", "OutOfMemory", "OUT_OF_MEMORY",
-    "MemoryAllocation", "ALLOC_FAILED", "ALLOCATION_FAILED", "AllocFailed", "Failed to ",
-    "memory_error", "ibv_", "shared memory", "unable to ", "can't allocate", "not enough memory",
-    "MemoryError", "bad_alloc", "Cannot allocate", "oom-kill", "oom_kill", "GPU node-", "GPU Hang",
-    "OOMKilled", "is killed by signal", "watchdog hang", "BLAS_STATUS_",
-    "illegal memory access", "launch failure", "uncorrectable", "device-side assert",
-    "fallen off the bus", "GPU is lost", "HSA_STATUS_ERROR", "Xid (", "GPUs are available",
-    "-capable device", "ErrorNoDevice", "no NVIDIA driver", "Watchdog caught", "Timed out waiting",
-    "Heartbeat monitor", "watchdog got stuck", "dump signal", "timed out after",
-    "waiting for clients", "Socket Timeout", "wait timeout", "no kernel image",
-    "NoBinaryForGpu", "invalid device function", "No space left", "CCL error", "CCL WARN",
-    "ncclRemoteError", "ncclSystemError", "ncclInternalError", "No module named",
-    "scalebook.train: ", "what():", "exitcode", "exit code", "received by PID", "Killed",
-    "Bus error",
-)  # fmt: skip
+LOG_RULES = (*RULES, *_rules("launcher_rules"))
+PIECES: tuple[str, ...] = tuple(_TABLE["pieces"])
 HOST_MEMORY = tuple(rule for rule in RULES if rule.cause == "host_memory")
 
 # What a rank says when another one has failed: no cause by itself.
@@ -246,44 +111,9 @@ def _bracket(groups: dict[str, str]) -> list[str]:
 
 
 TRACEBACK = "Traceback (most recent call last)"
-# Literal pieces of further lines that tell an end, in order of weight within one line.
-ENDINGS: tuple[tuple[str, Status], ...] = (
-    ("RESOURCE_EXHAUSTED", "out_of_memory"),
-    ("collective operation timeout", "timeout"),
-    ("DUE TO TIME LIMIT", "interrupted"),
-    ("KeyboardInterrupt", "interrupted"),
-    ("DUE TO PREEMPTION", "interrupted"),
-    ("DUE TO NODE FAILURE", "failed"),
-    ("CANCELLED AT", "interrupted"),
-    ("Received SIGTERM", "interrupted"),
-    ("SIGTERM death signal", "interrupted"),
-    ("SIGINT death signal", "interrupted"),
-    ("got signal: 15", "interrupted"),
-    ("signal 15", "interrupted"),
-    ("exiting program", "interrupted"),
-    ("Segmentation fault", "failed"),
-    ("ChildFailedError", "failed"),
-    (TRACEBACK, "failed"),
-    ("Root Cause (first observed failure)", "failed"),
-    ("terminate called after throwing", "failed"),
-    ("NODE_FAIL", "failed"),
-    ("srun: error:", "failed"),
-    ("after training is done", "completed"),
-    ("torchrun exited with code 0", "completed"),
-    ("EXIT_CODE=0", "completed"),
-    ("Training completed", "completed"),
-    ("Training finished", "completed"),
-    ("Training time: ", "completed"),  # LitGPT
-    ("trainer finished", "completed"),
-    ("`Trainer.fit` stopped: `max_steps=", "completed"),
-)
-# Pieces of lines behind which a step may be held up by something else than training.
-HOLDS = (
-    "saving checkpoint", "Saving checkpoint", "aving model checkpoint", "saved checkpoint",
-    "aving the checkpoint", "validation loss at", "unning Evaluation", "unning evaluation",
-    "unning validation", "umping profiler", "rofiler trace", "tarting profil", "topping profil",
-    "ecompiling", "ecompilation",
-)  # fmt: skip
+ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
+ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
+HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])
 _WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0}
 _EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
 _OF_A_RULE = 100

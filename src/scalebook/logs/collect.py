@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import lt
 
-from scalebook.logs.causes import Ending, weightier
+from scalebook.logs.causes import ONE_PROCESS, Ending, weightier
 from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
@@ -105,7 +105,7 @@ class Collector:
 
     def end(self, ending: Ending) -> None:
         """Record a line that says how the run ended; the next step makes it void."""
-        if ending.status == "completed":
+        if ending.status == "completed" and ONE_PROCESS not in ending.line:
             self.job.finished = True
         self.job.ending = weightier(self.job.ending, ending)
 
@@ -236,8 +236,9 @@ class Collector:
         if not number <= last:
             return False
         first = job.table.column("step")[job.attempts[0]]
+        reached = job.total_steps is not None and last >= job.total_steps - 1
         other_total = total is not None and job.total_steps is not None and total != job.total_steps
-        return other_total or job.finished or number < first or clock < self._clock - 1
+        return other_total or reached or job.finished or number < first or clock < self._clock - 1
 
     def _start_job(self) -> None:
         details = dict(self._details)

@@ -133,6 +133,8 @@ _WORLD = re.compile(r"rank-\d+/(\d+)\]")
 _MEMORY = re.compile(
     r"memory \(MB\) \| allocated: [\d.]+ \| max allocated: ([\d.]+) \| reserved: [\d.]+"
     r" \| max reserved: ([\d.]+)"
+    r"|memory \(GB\) \|.*?\bmem-max-allocated-gigabytes: ([\d.]+).*?"
+    r"\bmem-max-reserved-gigabytes: ([\d.]+)"
 )
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
@@ -327,11 +329,13 @@ class IterationDialect(LineDialect):
 
     def _beside(self, line: str) -> bool:
         """Take a line that carries figures of the record before or behind it."""
-        if "memory (MB)" in line:
+        if "memory (MB)" in line or "memory (GB)" in line:
             details = self.out.job.details
-            for allocated, reserved in _MEMORY.findall(line):
-                for name, value in (("allocated", allocated), ("reserved", reserved)):
-                    key, gib = f"peak_{name}_gib", number(value) / _MIB_A_GIB
+            for *mebi, allocated, reserved in _MEMORY.findall(line):
+                values = zip(("allocated", "reserved"), mebi, (allocated, reserved), strict=True)
+                for name, small, large in values:
+                    gib = number(small) / _MIB_A_GIB if small else number(large) * 1e9 / 2**30
+                    key = f"peak_{name}_gib"
                     known = details.get(key)
                     details[key] = max(gib, known) if isinstance(known, float) else gib
             return True

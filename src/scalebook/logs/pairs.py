@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from functools import cache
 
 from scalebook.logs.job import Job
-from scalebook.logs.numbers import MISSING, clock_seconds, integer, number
+from scalebook.logs.numbers import MISSING, alternatives, clock_seconds, integer, number, scaled
 
 BAR = re.compile(
     r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+)\s*(s/it|it/s)"
@@ -90,3 +91,119 @@ def tokens_from_totals(job: Job) -> None:
         tokens[0] = since if abs(since / usual - 1) < _SAME_TOKENS else MISSING
     rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
     table.set_column("tokens_per_second", rates)
+
+
+RATES = {
+    *("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
+    "samples_per_second_per_gpu",
+}
+TIMED = {"seconds", *RATES}
+_STEP = re.compile(
+    r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
+    r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
+    r"|^(\d{1,9})/(\d{1,9})(?= +(?:train_)?loss:)"
+    r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
+    re.IGNORECASE,
+)
+_BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
+_EPOCH = re.compile(
+    r"\bEpoch(?:\(train\))?:? *\[(\d{1,6})(?:/(\d{1,6}))?\] *[\[(] *(\d{1,9})/(\d{1,9})[\])]"
+)
+# A rate without a name: | 37.3k tok/s |
+_BARE = re.compile(
+    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
+)
+_KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
+
+
+def cell(column: str, value: float, unit: str) -> tuple[str, float]:
+    """Return a column and its value by the unit behind the figure; no column if it needs one."""
+    if unit.endswith("/s"):  # PaddleNLP: ips is of a device
+        kind = _KINDS[unit[0]]
+        column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
+    if column == "by_unit":
+        return "", value
+    if column == "iterations_per_second":
+        return "seconds", 1 / value if value > 0 else MISSING
+    if column == "seconds" and unit == "ms":
+        return column, value * 1e-3
+    if column == "mfu" and (unit == "%" or value > 1):
+        return column, value * 0.01
+    if column == "tflops_per_gpu" and value > _FLOPS:
+        return column, value * 1e-12
+    return column, value
+
+
+_LONGEST_PAIRS = 4000
+_FLOPS = 1e9  # above it, what is called flops is in FLOP/s
+
+
+def _plain(key: str) -> str:
+    return re.sub("[-_ ]+", " ", key.lower())
+
+
+@cache
+def _columns() -> dict[str, tuple[str, float]]:
+    """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
+    found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
+    times = [name for name, (column, _) in found.items() if column == "seconds"]
+    found |= {f"ms/{each}": ("seconds", 1e-3) for each in ("batch", "step", "iter")}
+    for unit, scale in (("ms", 1e-3), ("s", 1.0)):
+        found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f" {unit}")}
+    return found
+
+
+@cache
+def _named() -> re.Pattern[str]:
+    """Return a pattern of a known name, its value and the unit behind it.
+
+    A bare ``time`` behind another word (total time) is another time.
+    """
+    longest = sorted(_columns(), key=len, reverse=True)
+    names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
+    return re.compile(
+        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
+        r"(?:\s*[:=]\s*|\s+)"
+        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
+        re.IGNORECASE,
+    )
+
+
+def _step_at(line: str, row: dict[str, float]) -> int | None:
+    """Add the step that a line states, if any; return the steps in all."""
+    if found := _STEP.search(line):
+        row["step"] = float(integer(found[1] or found[3] or found[5]))
+        total = found[2] or found[4] or found[6]
+        return integer(total) if total else None
+    if found := _EPOCH.search(line):
+        epoch, epochs, done, each = (integer(digits or "0") for digits in found.groups())
+        row["step"] = float(max(epoch - 1, 0) * each + done)
+        return epochs * each or None
+    if found := _BATCH.search(line):
+        row["step"] = float(integer(found[1]))
+    elif bar := bar_state(line):
+        row["step"] = float(bar[0])
+        return bar[1]
+    return None
+
+
+def told(line: str) -> tuple[dict[str, float], int | None]:
+    """Return the columns of a line and the steps in all; no step where it states none."""
+    row: dict[str, float] = {}
+    if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
+        return row, None
+    bar, _, behind = line.rpartition("]")
+    line = behind if "oss" in behind and bar_state(bar) else line  # drawn before the record
+    total = _step_at(line, row)
+    for key, text, unit in _named().findall(line):
+        column, scale = _columns()[_plain(key)]
+        row.setdefault(*cell(column, scaled(text.upper()) * scale, unit.lower()))
+    if not row.keys() & RATES and (bare := _BARE.search(line)):
+        row.setdefault(*cell("by_unit", scaled(bare[1].upper()), bare[2].lower()))
+    if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
+        row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
+    row.pop("", None)
+    if "loss" in row and "it" in line and not math.isnan(seconds := bar_seconds(line)):
+        row.setdefault("seconds", seconds)
+    return row, total

@@ -15,6 +15,7 @@ Value: TypeAlias = int | float | str | bool
 # Names that trainers print -> ours. An architecture name keeps Megatron's word.
 SIZES = names("settings")
 WORDS = alternatives("told")["words"]
+_FORMATS = names("formats")
 _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
@@ -25,8 +26,8 @@ _ASSIGNED = re.compile(
 )
 # Devices that the catalog does not know; their name is kept, and they have no peak.
 _OTHER_DEVICE = re.compile(
-    r"\b(?:NVIDIA (?:GeForce |RTX |PRO |TITAN |Tesla )*[A-Z]{0,3}\d{1,4}[A-Z]?\b"
-    r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL|Ti|Ada|Generation|Blackwell))*"
+    r"\b(?:NVIDIA (?:GeForce |RTX |GTX |Quadro |PRO |TITAN |Tesla )*[A-Z]{0,3}\d{1,4}[A-Z]?\b"
+    r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL|Ti|SUPER|Ada|Generation|Blackwell))*"
     r"|AMD[ _]Instinct[ _]MI\d{3}[XA]?(?:[ _]OAM)?)"
 )
 
@@ -83,6 +84,58 @@ _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: 
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
+# Sizes and the number format in lines of any trainer or launcher, and options of a command.
+STATED_PIECES = (
+    "atch size", "length","orld", " --", "dtype", "DTYPE", "precision", "MEMBER",
+)  # fmt: skip
+_WORLD = re.compile(
+    r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size)"
+    r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
+    r"|\bMEMBER: \d+/(\d+)"  # Lightning
+)
+_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_SPOKEN = re.compile(
+    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:sequence|context) length)\s*[:=]\s*"
+    r"([\d,]{1,12})(?![\w.,]| *(?:tokens|tok\b))"
+)
+_FORMAT = re.compile(
+    r"(?i)(?<![a-z])(?:compute[_ ]dtype|mixed_precision|precision)['\"]?\s*[:=]\s*['\"]?"
+    r"(?:torch\.)?(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
+)
+
+
+def stated(line: str) -> Iterator[tuple[str, Value]]:
+    """Yield what a line says in words that trainers and launchers share."""
+    world = _WORLD.search(line) if "init_method" not in line else None  # an inference engine's
+    if world:
+        yield "world_size", integer(world[1] or world[2])
+    for name, digits in _FLAG.findall(line) if " --" in line or "'--" in line else ():
+        ours = SIZES.get(name.replace("-", "_"))
+        if ours and integer(digits):
+            yield ours, integer(digits)
+    for name, digits in _SPOKEN.findall(line):
+        if integer(digits.replace(",", "")):
+            yield SIZES[name.lower().replace(" ", "_")], integer(digits.replace(",", ""))
+    number_format = _FORMAT.search(line)
+    if number_format:
+        word = number_format[1].lower()
+        yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
+
+
+_PEAK = re.compile(
+    r"(?i)\bpeak (?:gpu )?mem(?:ory)?(?: allocated| usage)?:? *([\d.,]+) ?(MiB|GiB)\b"
+    r"|Max CUDA memory allocated was ([\d.]+) GB"  # Llama cookbook: 2^30 bytes
+)
+
+
+def peak_gib(line: str) -> float | None:
+    """Return the peak of allocated memory that a line states, in GiB."""
+    found = _PEAK.search(line)
+    if found is None:
+        return None
+    return number(found[3] or found[1]) / (1024 if (found[2] or "G")[0] in "mM" else 1)
+
+
 # The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.
 BATCH_IN_NAME = re.compile(
     r"(?<![A-Za-z])(?:(?P<kind>[mg])bs[-_=]?(?P<size>\d{1,6})"
@@ -117,6 +170,10 @@ def packs(text: str) -> bool:
 def _value(name: str, text: str) -> tuple[str, Value] | None:
     name = name.lower()
     text = text.strip()
+    if name in _FORMATS:  # DeepSpeed
+        name, text = _FORMATS[name], text.removeprefix("enabled=").partition(" ")[0]
+    if name == "recompute_modules":
+        return name, ",".join(re.findall(r"\w+", text)).replace("None", "")
     if name in WORDS:
         low = text.lower()
         return name, {"true": True, "false": False}.get(low, low[:40])
@@ -139,7 +196,7 @@ def dotted(line: str) -> tuple[str, Value] | None:
     if found is None:
         return None
     name = found[1]
-    if ":print]" in line and not name.startswith("train_"):
+    if ":print]" in line and not name.startswith("train_") and name not in _FORMATS:
         return None
     return _value(name, _ORIGIN.sub("", found[2]))
 

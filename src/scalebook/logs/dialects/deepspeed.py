@@ -7,16 +7,18 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD
 from scalebook.logs.numbers import MISSING, integer, names, number
+from scalebook.logs.pairs import told
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
     r"(?:, CurrSamplesPerSec=([\d.eE+-]+))?"
     r"(?:, MemAllocated=([\d.]+)GB, MaxMemAllocated=([\d.]+)GB)?"
 )
-SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),")
+SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),(?: lr=\[([\d.eE+-]+))?")
 _PIPELINE = re.compile(
     r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
+_LATENCY = re.compile(r"\bE2E latency=([\d.]+)s")  # DeepSpeed-Chat
 _PROFILER = re.compile(
     r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"
     r": +(\d+)\s*$"
@@ -27,7 +29,8 @@ _OURS = names("deepspeed")
 class DeepSpeed(LineDialect):
     """Pipeline ``steps:`` lines are the records; without them the throughput timer's are.
 
-    ``skipped`` is a running total. Samples/s of the timer are of the job.
+    ``skipped`` is a running total. Samples/s of the timer are of the job. A script that prints its
+    own line with the loss of a step adds it, and its steps where the timer leaves some out.
     """
 
     name = "deepspeed"
@@ -41,19 +44,27 @@ class DeepSpeed(LineDialect):
 
     def __init__(self) -> None:
         super().__init__()
+        self.out.every_job(loss_apart=True)
         self._pipeline = False
         self._timers: list[dict[str, float]] = []
+        self._rates: dict[float, float] = {}  # learning rates by step
+        self._own: dict[float, dict[str, float]] = {}  # what the script printed, by step
+        self._latency = MISSING
         self._profiler = self._mean = False
 
     def line(self, line: str) -> bool:
         """Take a record, the running total of skipped steps, or the profiler's sizes."""
         if "iter time (s)" in line:
             return self._record(line)
+        if latency := _LATENCY.search(line) if "E2E latency=" in line else None:
+            self._latency = number(latency[1])
+            return True
         if "SamplesPerSec=" in line:
             return self._timer(line)
         skipped = SKIPPED.search(line) if "skipped=" in line else None
         if skipped:
             self.out.job.skipped_in_all = integer(skipped[2])
+            self._rates[float(integer(skipped[1]))] = number(skipped[3] or "nan")
             return True
         if "DeepSpeed Flops Profiler" in line:
             self._profiler = True
@@ -61,7 +72,31 @@ class DeepSpeed(LineDialect):
         found = _PROFILER.match(line) if self._profiler else None
         if found:
             self.out.tell(_OURS[found[1]], integer(found[2]))
-        return bool(found)
+        return bool(found) or self._printed(line)
+
+    def _printed(self, line: str) -> bool:
+        """Take a line of the script itself with a step and its loss; False if it is not one."""
+        row, total = told(line)
+        if not {"step", "loss"} <= row.keys() or self.cut or len(self._own) >= 1_000_000:
+            return False
+        self.out.job.total_steps = total or self.out.job.total_steps
+        row.setdefault("seconds", self._latency)
+        self._latency = MISSING
+        if row["step"] in self._own:  # of another rank: no rate of the job
+            self._own[row["step"]].pop("tokens_per_second", None)
+        else:
+            self._own[row["step"]] = row
+        return True
+
+    def _joined(self) -> list[dict[str, float]]:
+        """Return the records of the timer and of the script as one list, by step."""
+        first = 1 - min(self._own, default=1.0)  # a script may count from 0
+        if not self._own or max(self._own) + first < self._timers[-1]["step"]:
+            return self._timers
+        for row in self._timers:
+            own = self._own.setdefault(row["step"] - first, {})
+            own |= {name: row[name] for name in row if name not in ("step", *own)}
+        return [{**row, "step": step} for step, row in sorted(self._own.items())]
 
     def _record(self, line: str) -> bool:
         found = _PIPELINE.search(line)
@@ -91,12 +126,15 @@ class DeepSpeed(LineDialect):
             return
         batch = self.out.job.settings.get("global_batch_size")
         for row in self._timers:
+            row["learning_rate"] = self._rates.get(row["step"], MISSING)
             rate = row["samples_per_second"]
             if isinstance(batch, int) and rate > 0:
                 row["seconds"] = batch / rate
             elif self._mean:  # since the start: with the time of a step it gives no batch
                 row["samples_per_second"] = MISSING
-            self.out.step(row)
+        total = self.out.job.total_steps
+        for row in self._joined() if self._timers else ():
+            self.out.step(row, total=total)
         super().finish()
         if self._timers and not isinstance(batch, int):
             self.out.job.note(

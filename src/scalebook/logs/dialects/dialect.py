@@ -84,6 +84,7 @@ class LineDialect(Dialect):
         endings = self.traceback or causes.mentions_ending(text)
         dumps = any(piece in text for piece in (".. ", *setting_lines.GROUP_PIECES))
         holds = causes.holds_up(text)
+        stated = any(piece in text for piece in setting_lines.STATED_PIECES)
         self.device(text)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
@@ -103,6 +104,18 @@ class LineDialect(Dialect):
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
+                if stated or "eak" in line or "Max CUDA" in line:
+                    self._stated(line)
+
+    def _stated(self, line: str) -> None:
+        """Take sizes and the peak of memory in words that trainers share."""
+        for name, value in setting_lines.stated(line):
+            self.out.tell(name, value, weak=True)
+        if peak := setting_lines.peak_gib(line):
+            known = self.out.job.details.get("peak_allocated_gib")
+            self.out.job.details["peak_allocated_gib"] = max(
+                peak, known if isinstance(known, float) else 0.0
+            )
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
         """Take what a line that is not a record says: a setting, or how the run ended."""

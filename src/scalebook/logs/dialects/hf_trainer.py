@@ -65,6 +65,7 @@ class ProgressBars:
     records: list[_Record] = field(default_factory=list[_Record])
     total: int | None = None
     last_bar: int | None = None
+    alone: dict[int, float] = field(default_factory=dict[int, float])  # elapsed seconds by step
     redrawn: bool = False  # whether a record's bar is drawn behind it
 
     def bar(self, done: int, total: int, line: str) -> None:
@@ -76,6 +77,12 @@ class ProgressBars:
         if self.records and len(self.records[-1].bars) < 2:
             self.records[-1].bars.append(done)
             self.records[-1].seconds = bar_seconds(line)
+
+    def hand_out_alone(self, out: Collector) -> None:
+        """Give the collector the states of a bar that shows no loss."""
+        for step, seconds in sorted(self.alone.items()):
+            out.step({"step": float(step), "clock": seconds}, total=self.total)
+        seconds_from(out.job, "clock", 1.0, "elapsed times of a progress bar")
 
     def record(self, row: dict[str, float], step: float, epoch: float, total: int | None) -> None:
         """Take a record; ``step`` and ``epoch`` are NaN where it has none."""
@@ -179,10 +186,11 @@ class HFTrainer(LineDialect):
     """A record is a whole dict with ``loss``; its step comes from a bar or from the epoch."""
 
     name = "hf-trainer"
-    markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics")
+    markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics", "optimization steps")
     signature = re.compile(
         r"(?:\{|^(?=['\"]loss))[^{}\n]*['\"]loss['\"]: [^{}\n]*"
         r"['\"](?:learning_rate|lr|epoch)['\"]: "
+        r"|\bTotal optimization steps = \d[^\0]{0,4000000}?\| [1-9]\d*/\d+ \[[\d:]+<"
         r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
         re.MULTILINE,
     )
@@ -212,6 +220,8 @@ class HFTrainer(LineDialect):
         state = bar_state(line) if "[" in line and "<" in line else None
         if state:
             self._progress.bar(state[0], state[1], line)
+            if state[0] and state[1] == self.out.job.settings.get("steps"):
+                self._progress.alone[state[0]] = state[2]
         if " = " in line:
             self._setting(line)
         processes = _PROCESSES.match(line) if "Num processes" in line else None
@@ -268,14 +278,14 @@ class HFTrainer(LineDialect):
             self._ended = True
 
     _ended = False
+    _BATCH = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 
     def _world(self) -> None:
         """Derive the number of processes: plain data parallelism is all that the trainer counts."""
         settings = self.out.job.settings
-        sizes = [
-            settings.get(name)
-            for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-        ]
+        sizes = [settings.get(name) for name in self._BATCH]
+        if any(len(self.out.job.conflicts.get(name, ())) > 1 for name in self._BATCH):
+            return
         total, each, accumulated = (size if isinstance(size, int) else 0 for size in sizes)
         if each * accumulated and total % (each * accumulated) == 0 and total:
             for name in ("world_size", "data_parallel_size"):
@@ -286,7 +296,10 @@ class HFTrainer(LineDialect):
 
     def finish(self) -> None:
         """Number the records and hand them out."""
-        self._progress.hand_out(self.out)
+        if self._progress.records:
+            self._progress.hand_out(self.out)
+        else:
+            self._progress.hand_out_alone(self.out)
         self._world()
         if self._ended:
             self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
-from functools import cache
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import (
     MISSING,
-    alternatives,
     clock_of,
     integer,
     names,
     number,
-    scaled,
     whole,
 )
-from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
+from scalebook.logs.pairs import TIMED, cell, seconds_from, tokens_from_totals, told
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -36,6 +32,7 @@ class Nanochat(LineDialect):
     _RANK = re.compile(r"Tokens / micro-batch / rank: (\d+) x (\d+) = ([\d,]+)")
     _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
+    _MFU = re.compile(r"mfu: ([\d.]+)")
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +44,9 @@ class Nanochat(LineDialect):
             if "atch" in line:
                 self._batch(line)
             return False
-        row, total = Pairs.of(line)
+        row, total = told(line)
+        if mfu := self._MFU.search(line):
+            row["mfu"] = number(mfu[1]) / 100  # a percentage without its sign
         if self.cut and "tokens_per_second" not in row:
             self.out.job.counts.broken_records += 1
         else:
@@ -76,13 +75,14 @@ class Nanochat(LineDialect):
 
 
 class NanoGPT(LineDialect):
-    """nanoGPT and its kin (build-nanogpt, llm.c, llama2.c, modded-nanogpt); rates are of the job.
+    """nanoGPT and its kin (llm.c, llama2.c, modded-nanogpt) and tinygrad; rates are of the job.
 
-    nanoGPT's time is that of the last iteration; modded-nanogpt prints the time since the start.
+    nanoGPT's time is that of the last iteration; modded-nanogpt prints the time since the start,
+    and may time its validations alone.
     """
 
     name = "nanogpt"
-    markers = (", time ", "ms |", "tok/sec:", "step_avg:")
+    markers = (", time ", "ms |", "tok/sec:", "step_avg:", "s run, ", " train ", " LR, ")
     _NUMBER = r"-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf"
     signature = re.compile(
         rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>[\d.]+)ms"
@@ -92,39 +92,64 @@ class NanoGPT(LineDialect):
         rf" *(?:tok/sec: *(?P<rate>[\d.,]+)|(?P<rate2>[\d.,]+) tok/s)"
         rf"|^(?P<step4>\d+) \| loss (?P<loss4>{_NUMBER}) \| lr [\d.e+-]+ \| (?P<ms4>[\d.]+)ms"
         rf"(?: \| mfu (?P<mfu4>-?[\d.]+)%)?"  # llama2.c
-        rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:train_loss:(?P<loss3>{_NUMBER}) )?"
-        rf"train_time:(?P<since>[\d.]+)ms step_avg:",
+        rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:(?:train_)?loss:(?P<loss3>{_NUMBER}) )?"
+        rf"(?P<val>val_loss:)?[^\n]{{0,100}}?\b(?:train_time|t):(?P<since>[\d.]+)(?P<unit>m?s)"
+        rf"(?: step_avg:|$)"
+        rf"|^(?P<step2_2>\d+) train (?P<loss2_2>{_NUMBER})$"  # build-nanogpt's log.txt
+        rf"|^ *(?:(?P<step2_3>\d+) +(?P<time>[\d.]+) (?P<unit2>m?s) run, (?:[^\n]{{0,160}}? )??)?"
+        rf"(?P<loss2_3>{_NUMBER}) loss, +(?P<lr>[\d.e-]+) LR,"
+        rf"(?:[^\n]{{0,40}} used, (?P<later>[\d.]+) s$)?",  # tinygrad
         re.MULTILINE,
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
+    _SIZES = re.compile(r"\b(train_batch_tokens|train_seq_len|SEQLEN|BS)[:=](\d+)")
 
     def __init__(self) -> None:
         super().__init__()
+        self.out.every_job(loss_apart=True)
         self._tokens = 0
 
     def line(self, line: str) -> bool:
         """Take a record, or the tokens of an iteration."""
         found = self.signature.search(line)
         if found is None:
-            told = self._TOKENS.search(line) if "tokens per iteration" in line else None
-            self._tokens = (whole(told[1]) or 0) if told else self._tokens
+            tokens = self._TOKENS.search(line) if "tokens per iteration" in line else None
+            self._tokens = (whole(tokens[1]) or 0) if tokens else self._tokens
+            if ("train_seq_len" in line and "train_batch_tokens" in line) or "SEQLEN=" in line:
+                self._lengths(line)
             return False
-        cells = {name.rstrip("234"): text for name, text in found.groupdict().items() if text}
+        cells = {name.rstrip("_234"): text for name, text in found.groupdict().items() if text}
+        if "val" in cells and number(cells["step"]) <= (self.out.job.last_step or 0):
+            return True  # the validation of a step that is there
         if self.cut and found.end() == len(line):
             self.out.job.counts.broken_records += 1
             return True
         row = {name: number(cells[name]) for name in ("step", "loss") if name in cells}
+        unit = 1.0 if cells.get("unit") == "s" else 1e-3
         for name, column, scale in (
-            ("ms", "seconds", 1e-3), ("since", "clock", 1e-3), ("mfu", "mfu", 0.01),
-            ("rate", "tokens_per_second", 1.0),
+            ("ms", "seconds", 1e-3), ("mfu", "mfu", 0.01), ("rate", "tokens_per_second", 1.0),
+            ("since", "clock", unit), ("time", "seconds", unit), ("later", "seconds", 1.0),
         ):  # fmt: skip
             if name in cells:
                 row[column] = number(cells[name]) * scale
+        shared, _ = told(line)
+        if "lr" in cells:  # behind its value
+            shared["learning_rate"] = number(cells["lr"])
+        row |= {name: shared[name] for name in ("learning_rate", "grad_norm") if name in shared}
         if self._tokens and row.get("seconds", 0) > 0:
             row["tokens_per_second"] = self._tokens / row["seconds"]
         self.out.step(row, total=integer(cells["total"]) if "total" in cells else None)
         return True
+
+    def _lengths(self, line: str) -> None:
+        """Take the length of a sample, and the batch in samples or in tokens."""
+        sizes = {name: integer(digits) for name, digits in self._SIZES.findall(line)}
+        length = sizes.get("train_seq_len") or sizes.get("SEQLEN") or 0
+        if length:
+            self.out.tell("sequence_length", length)
+            batch = sizes.get("BS", sizes.get("train_batch_tokens", 0) / length)
+            self.out.tell("global_batch_size", int(batch) if batch == int(batch) else 0)
 
     def finish(self) -> None:
         """Take step times from the time since the start where that is what is printed."""
@@ -231,7 +256,7 @@ class OLMoCore(LineDialect):
         pair = self._PAIR.search(line) if self._row else None
         if pair is None or self.cut:
             return pair is not None
-        self._row.setdefault(*_cell(self._COLUMNS[pair[1]], number(pair[2]), "%"))
+        self._row.setdefault(*cell(self._COLUMNS[pair[1]], number(pair[2]), "%"))
         return True
 
     def _emit(self) -> None:
@@ -268,85 +293,46 @@ class Pairs(LineDialect):
     name = "key-value"
     markers = ("oss", "LOSS")
     signature = re.compile(r"loss", re.IGNORECASE)
-    _STEP = re.compile(
-        r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
-        r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
-        r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
-        re.IGNORECASE,
-    )
-    _BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
-    _EPOCH = re.compile(r"\bEpoch(?:\(train\))?:? *\[(\d{1,6})\] *\[ *(\d{1,9})/(\d{1,9})\]")
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
 
     def __init__(self) -> None:
         super().__init__()
         self._stepped = self._counted = False
+        self._columns_before = set[str]()
 
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether enough lines hold a loss and a time or a rate, at a step that rises if at any."""
         if not super().recognises(text):
             return False
-        last, count, without, stamped = -1.0, 0, 0, 0
+        last, count, without, other, before = -1.0, 0, 0, 0.0, MISSING
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
-            row, _ = cls.of(line)
-            if "loss" in row and row.keys() & _TIMED:
+            row, total = told(line)
+            if "loss" in row and row.keys() & TIMED:
                 step = row.get("step", MISSING)
                 without += "step" not in row
                 count = count + 1 if step > last else int("step" in row)
                 last = step if "step" in row else last
-            elif "loss" in row and row.get("step", MISSING) > last and clock_of(line) > 0:
-                last, stamped = row["step"], stamped + 1
-            if count >= cls._FEWEST or max(without, stamped) >= cls._FEWEST_COUNTED:
+            elif "loss" in row and row.get("step", MISSING) > last:
+                record = total or "learning_rate" in row or clock_of(line) > 0
+                other += 1.0 if record else 0.6 * (row["loss"] != before)  # prose repeats itself
+                last, before = row["step"], row["loss"]
+            if count >= cls._FEWEST or max(without, other) >= cls._FEWEST_COUNTED:
                 return True
         return False
 
-    @classmethod
-    def _at(cls, line: str, row: dict[str, float]) -> int | None:
-        """Add the step that a line states, if any; return the steps in all."""
-        if found := cls._STEP.search(line):
-            row["step"] = float(integer(found[1] or found[3]))
-            return integer(found[2] or found[4]) if found[2] or found[4] else None
-        if found := cls._EPOCH.search(line):
-            epoch, done, each = (float(integer(digits)) for digits in found.groups())
-            row["step"] = max(epoch - 1, 0) * each + done
-        elif found := cls._BATCH.search(line):
-            row["step"] = float(integer(found[1]))
-        elif bar := bar_state(line):
-            row["step"] = float(bar[0])
-            return bar[1]
-        return None
-
-    @classmethod
-    def of(cls, line: str) -> tuple[dict[str, float], int | None]:
-        """Return the columns of a line and the steps in all; no step where it states none."""
-        row: dict[str, float] = {}
-        if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
-            return row, None
-        bar, _, behind = line.rpartition("]")
-        line = behind if "oss" in behind and bar_state(bar) else line  # drawn before the record
-        total = cls._at(line, row)
-        for key, text, unit in _named().findall(line):
-            column, scale = _columns()[_plain(key)]
-            row.setdefault(*_cell(column, scaled(text.upper()) * scale, unit.lower()))
-        if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
-            row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
-        row.pop("", None)
-        if "loss" in row and "it" in line and not math.isnan(seconds := bar_seconds(line)):
-            row.setdefault("seconds", seconds)
-        return row, total
-
     def line(self, line: str) -> bool:
         """Take a record."""
-        row, total = self.of(line)
-        loss, timed = "loss" in row, bool(row.keys() & _TIMED)
+        row, total = told(line)
+        loss, timed = "loss" in row, bool(row.keys() & TIMED)
         timed = timed and (loss or "valid" not in line)
         if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):
             return False
-        if self.cut and not timed:
+        if self.cut and not timed and row.keys() != self._columns_before:
             self.out.job.counts.broken_records += 1
             return True
+        self._columns_before = set(row)
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
         row["clock"] = self.clock(line)
@@ -362,64 +348,3 @@ class Pairs(LineDialect):
             tokens_from_totals(job)
             if self._counted:
                 job.note("The records carry no step number: they are counted in file order.")
-
-
-_TIMED = {
-    *("seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
-    "samples_per_second_per_gpu",
-}
-_KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
-
-
-def _cell(column: str, value: float, unit: str) -> tuple[str, float]:
-    """Return a column and its value by the unit behind the figure; no column if it needs one."""
-    if unit.endswith("/s"):  # PaddleNLP: ips is of a device
-        kind = _KINDS[unit[0]]
-        column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
-    if column == "by_unit":
-        return "", value
-    if column == "iterations_per_second":
-        return "seconds", 1 / value if value > 0 else MISSING
-    if column == "seconds" and unit == "ms":
-        return column, value * 1e-3
-    if column == "mfu" and (unit == "%" or value > 1):
-        return column, value * 0.01
-    if column == "tflops_per_gpu" and value > _FLOPS:
-        return column, value * 1e-12
-    return column, value
-
-
-_LONGEST_PAIRS = 4000
-_FLOPS = 1e9  # above it, what is called flops is in FLOP/s
-
-
-def _plain(key: str) -> str:
-    return re.sub("[-_ ]+", " ", key.lower())
-
-
-@cache
-def _columns() -> dict[str, tuple[str, float]]:
-    """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
-    found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
-    times = [name for name, (column, _) in found.items() if column == "seconds"]
-    found |= {f"ms/{each}": ("seconds", 1e-3) for each in ("batch", "step", "iter")}
-    for unit, scale in (("ms", 1e-3), ("s", 1.0)):
-        found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f" {unit}")}
-    return found
-
-
-@cache
-def _named() -> re.Pattern[str]:
-    """Return a pattern of a known name, its value and the unit behind it.
-
-    A bare ``time`` behind another word (total time) is another time.
-    """
-    longest = sorted(_columns(), key=len, reverse=True)
-    names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
-    return re.compile(
-        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
-        r"(?:\s*[:=]\s*|\s+)"
-        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
-        r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
-        re.IGNORECASE,
-    )

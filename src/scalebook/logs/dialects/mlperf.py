@@ -6,12 +6,15 @@ import json
 import re
 from typing import Any, cast
 
+from scalebook.facts import catalog
 from scalebook.logs.causes import Ending
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import names
+from scalebook.logs.numbers import MISSING, names
+from scalebook.logs.pairs import seconds_from
 
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
 SIZES = names("mlperf")
+_STATS, _MODELS = names("mlperf-stats"), names("mlperf-models")
 _FACTS = (
     "submission_benchmark",
     "submission_platform",
@@ -22,15 +25,23 @@ _FACTS = (
 
 
 class MLPerf(LineDialect):
-    """No record a step: settings, throughput blocks, and whether the run counted."""
+    """Losses and step times by the samples so far, throughput blocks, whether the run counted.
+
+    Samples over the batch are the steps; a time that is missing is the difference of two events.
+    """
 
     name = "mlperf"
     markers = (":::MLLOG",)
     signature = re.compile(r":::MLLOG\s*\{")
 
+    assignments = True  # NeMo prints its configuration as YAML
+
     def __init__(self) -> None:
         super().__init__()
+        self.out.every_job(loss_apart=True)
         self._throughput: list[float] = []
+        self._rows: dict[int, dict[str, float]] = {}  # by samples
+        self._fixed = True  # whether every sample has the length that is stated
 
     def line(self, line: str) -> bool:
         """Take an event; one that is cut off is counted."""
@@ -52,14 +63,45 @@ class MLPerf(LineDialect):
             self.out.tell(SIZES[key], value)
         elif key in _FACTS and isinstance(value, str | int | float):
             details[str(key)] = value
-        elif key == "tracked_stats" and isinstance(value, dict):
-            rate = cast(dict[str, Any], value).get("throughput")
+            self._submission(str(key), str(value))
+        elif key in ("tracked_stats", "train_loss"):
+            stats = cast(dict[str, Any], value) if isinstance(value, dict) else {str(key): value}
+            rate = stats.get("throughput")
             if isinstance(rate, int | float) and 0 < rate < 1e15:
                 self._throughput.append(float(rate))
+            if (
+                "global_valid_toks" in stats
+            ):  # rollouts: their length is a limit, not what is trained
+                self._fixed = False
+            self._record(event, {_STATS[name]: stats[name] for name in stats if name in _STATS})
         elif key in ("run_start", "run_stop") and isinstance(event.get("time_ms"), int):
             details[f"{key}_ms"] = event["time_ms"]
         if key == "run_stop":
             self._stop(event.get("metadata"))
+
+    def _submission(self, key: str, value: str) -> None:
+        """Take the model from the benchmark and the device from the platform."""
+        if key == "submission_benchmark" and value in _MODELS:
+            self.out.tell("model", _MODELS[value])
+        if key == "submission_benchmark" and value.endswith("_lora"):
+            self.out.tell("trained", "lora")
+        if key == "submission_platform":
+            known = catalog.accelerators()
+            start, end = r"(?i)(?:^|[^a-z]|\dx)", r"(?![a-z\d])"
+            found = [one for one in known if re.search(start + re.escape(one.name) + end, value)]
+            if len(found) == 1:
+                self.out.job.details.setdefault("device", found[0].device_names[0])
+
+    def _record(self, event: dict[str, Any], stats: dict[str, Any]) -> None:
+        """Add figures to the record of the samples that an event names."""
+        metadata = event.get("metadata")
+        told = cast(dict[str, Any], metadata) if isinstance(metadata, dict) else {}
+        stats |= {"learning_rate": told.get("lr")}
+        row = {name: float(one) for name, one in stats.items() if isinstance(one, int | float)}
+        samples, time = told.get("samples_count"), event.get("time_ms")
+        if row and isinstance(samples, int | float) and 0 <= samples < 1e15:
+            row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
+            self._rows.setdefault(int(samples), row).update(row)
 
     def _stop(self, metadata: object) -> None:
         told = cast(dict[str, Any], metadata).get("status") if isinstance(metadata, dict) else None
@@ -72,8 +114,20 @@ class MLPerf(LineDialect):
 
     def finish(self) -> None:
         """Keep the throughput of the last block, which covers the whole run if it completed."""
-        if self._throughput:
-            self.out.job.rates["samples_per_second"] = self._throughput[-1]
+        if not self._fixed:
+            self.out.job.settings.pop("sequence_length", None)
+        batch = self.out.job.settings.get("global_batch_size")
+        batch = batch if isinstance(batch, int) else 0
+        for samples, row in sorted(self._rows.items()) if batch else ():
+            if samples == 0:
+                self.out.job.first_number = 0
+            self.out.step({**row, "step": float(samples // batch)})
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3, "time stamps")
+        if self._throughput:  # NeMo's of GPT-3 counts tokens
+            of_gpt3 = self.out.job.details.get("submission_benchmark") == "gpt3"
+            name = "tokens_per_second" if of_gpt3 else "samples_per_second"
+            self.out.job.rates[name] = self._throughput[-1]
         start, stop = (self.out.job.details.get(f"run_{end}_ms") for end in ("start", "stop"))
         if isinstance(start, int) and isinstance(stop, int) and stop > start:
             self.out.job.details["time_to_train_seconds"] = (stop - start) / 1e3

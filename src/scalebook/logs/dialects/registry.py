@@ -18,6 +18,7 @@ ENTRIES = (  # module:class
     "rows:TrainerState",
     "rows:GoldenValues",
     "rows:Autotuning",
+    "rows:JSONBlocks",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "deepspeed:SwissArmy",
@@ -94,6 +95,7 @@ class FileContent:
             or "trace" in job.details
             or (job.settings and self.dialect is not Plain)
             or (log and job.ending and job.ending.status in _FAILURES)
+            or (log and job.finished and "world_size" in job.settings)  # it printed no step
             for job in self.jobs
         )
 

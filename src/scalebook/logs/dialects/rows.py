@@ -50,7 +50,11 @@ _MOST_CELLS = 400
 def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the cells of a nested object, names joined by ``/``; ``metrics/`` is left out."""
     for key, item in value.items():
-        name = f"{before}/{key}" if before and before not in ("metrics", "data") else str(key)
+        name = (
+            f"{before}/{key}"
+            if before and before not in ("metrics", "data", "extras")
+            else str(key)
+        )
         if isinstance(item, dict) and depth < _MOST_DEPTH:
             yield from flat(cast("dict[str, Any]", item), name, depth + 1)
         else:
@@ -71,6 +75,10 @@ class Rows(Dialect):
     signature = re.compile(r"^\s*(?:(?:DLLL )?\{\s*\"|[^\n{]{1,4000}[,;\t])")
     mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
 
+    def cells(self, source: Source) -> Iterator[dict[str, Any]]:
+        """Yield the cells of each record by name."""
+        return _cells(source)
+
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
@@ -86,9 +94,10 @@ class Rows(Dialect):
         Raises:
             IngestError: a column that the user maps is not in the file.
         """
+        self.out.every_job(loss_apart=True)
         found, fine = 0, False
         missing = set(self.mapping.values())
-        for cells in _cells(source):
+        for cells in self.cells(source):
             low = {_short(name): item for name, item in cells.items()}
             missing -= cells.keys()
             targets = _targets(cells, self.mapping)
@@ -122,6 +131,33 @@ class Rows(Dialect):
 
 
 _MEASURED = {target for target in NAMES if target not in ("step", "learning_rate", "time")}
+
+
+class JSONBlocks(Rows):
+    """A record is a JSON object over several lines of a log, as InstructLab prints it."""
+
+    name = "json-blocks"
+    markers = ("{\n",)
+    signature = re.compile(r'\{\n(?:\s*"[^"\n]{1,60}": [^\n{}]{1,200}\n){3,60}\s*\}')
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether an object has a step and a loss or a time under names known here."""
+        for found in cls.signature.finditer(text):
+            columns = _targets(dict(_object(found[0])), {})
+            if "step" in columns and columns.keys() & {"loss", "step_seconds"}:
+                return True
+        return False
+
+    def cells(self, source: Source) -> Iterator[dict[str, Any]]:
+        """Yield the cells of each object by name."""
+        rest = ""
+        for text in source.texts():
+            rest, end = rest + text, 0
+            for found in self.signature.finditer(rest):
+                end = found.end()
+                yield dict(_object(found[0]))
+            rest = rest[max(end, len(rest) - LONGEST_LINE) :]
 
 
 def mapped(mapping: Mapping[str, str]) -> type[Rows]:

@@ -208,7 +208,7 @@ def _interval_of_one(job: Job, step: int) -> int | None:
 
 
 def medians(job: Job, known: LogConfig) -> dict[str, float | None]:
-    """Return step time (s), tokens/s of the job and of a GPU, and the TFLOP/s that were printed.
+    """Return step time (s), tokens/s of the job and of a GPU, printed TFLOP/s and MFU.
 
     These describe what the log prints; the run's rate is what ``metrics`` makes of its steps.
     Token rates are tokens of a step over its time, without the first record. Where the log does
@@ -242,6 +242,7 @@ def medians(job: Job, known: LogConfig) -> dict[str, float | None]:
         "tokens_per_second_median": total,
         "tokens_per_second_per_gpu_median": each,
         "tflops_per_second_per_gpu_logged_median": table.median("tflops_per_gpu"),
+        "mfu_logged_median": table.median("mfu"),
     }
 
 

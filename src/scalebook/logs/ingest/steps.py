@@ -190,7 +190,8 @@ def diverged(job: Job) -> str | None:
         return None
     loss = table.column("loss")
     last = max((row for row in range(len(loss)) if not math.isnan(seconds[row])), default=-1)
-    told = not job.details.get("cut")  # the record that the file breaks off in
+    # not the record that the file breaks off in, and none where losses are printed apart from times
+    told = not (job.details.get("cut") or job.details.get("loss_apart"))
     if told and last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
         step = table.column("step")[last]
         where = f"step {int(step)}" if not math.isnan(step) else "the last record"
@@ -228,7 +229,7 @@ def status_of(job: Job) -> tuple[Status, str | None]:
     if reached or job.finished:
         return "completed", None
     if ending:
-        return ending.status, _told(ending)
+        return ending.status, None if ending.status == "completed" else _told(ending)
     return "interrupted", f"{_where(job)} and does not say how the run ended."
 
 

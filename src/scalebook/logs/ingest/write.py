@@ -67,6 +67,9 @@ def observed_settings(known: LogConfig) -> dict[str, Any]:
     granularity = known.values.get("recompute_granularity")
     if granularity in ("none", "selective"):
         values.setdefault("recompute", granularity)
+        modules = known.values.get("recompute_modules")
+        if granularity == "selective" and modules:
+            values.setdefault("recompute_modules", modules)
     return values
 
 
