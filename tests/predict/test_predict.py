@@ -37,6 +37,7 @@ from scalebook.predict.amounts import amounts, switches
 from scalebook.predict.fit import NOISE, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, machine
 from scalebook.predict.known import configuration, known_rates
+from scalebook.predict.model import HELD_BEFORE, WRITTEN_BEFORE
 
 EXAMPLES = Path(__file__).parents[2] / "runs" / "examples"
 H100 = catalog.accelerator("H100-SXM5-80GB")
@@ -658,13 +659,24 @@ def test_left_out_configurations_are_predicted_within_two_percent(rates, probes)
     assert 0.85 <= held / len(errors) <= 0.95
 
 
-def test_published_dense_results_on_h100_are_predicted_within_four_percent(made) -> None:
+@pytest.fixture(scope="module")
+def bench() -> Any:
     path = Path(__file__).parents[1] / "benchmarks" / "bench_predict.py"
     spec = importlib.util.spec_from_file_location("bench_predict", path)
     assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = bench
-    spec.loader.exec_module(bench)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_a_prediction_says_of_those_before_their_runs_is_what_they_came_to(bench, rates):
+    found = [one for ones in bench.predicted_before(rates).values() for one in ones]
+    assert len(found) == WRITTEN_BEFORE
+    assert sum(one.held for one in found) == HELD_BEFORE
+
+
+def test_published_dense_results_on_h100_are_predicted_within_four_percent(bench, made) -> None:
     misses = bench.published(made)
     assert len(misses) == 84
     assert median(abs(one.error) for one in misses) <= 0.04

@@ -164,6 +164,8 @@ def duration(seconds: float) -> str:
 
 
 def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
+    from scalebook.predict.model import HELD_BEFORE, WRITTEN_BEFORE
+
     line = rate_line(**short_value(found))
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
     print(f"{config.model} on {where}: {line}")
@@ -178,6 +180,9 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     ]
     print_table(("part of the step", "ms", "share"), rows)
     print(f"  based on {_basis(made)}")
+    print(
+        f"  of {WRITTEN_BEFORE} such intervals written down before their runs, {HELD_BEFORE} held"
+    )
     for warning in found.warnings:
         print(f"  ! {warning}")
 
