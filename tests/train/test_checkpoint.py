@@ -152,11 +152,36 @@ def test_a_checkpoint_whose_table_of_contents_runs_code_is_refused(tmp_path: Pat
     (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (path / ".metadata").write_bytes(pickle.dumps(Runs(mark)))
     with pytest.raises(ConfigError, match=r"\.metadata is refused: it names posix\.mkdir"):
-        mcore_checkpoint.load({}, path)
+        mcore_checkpoint.load({}, path, {})
     (path / ".metadata").write_bytes(b"\x80\x04cut")
     with pytest.raises(ConfigError, match="is refused"):
-        mcore_checkpoint.load({}, path)
+        mcore_checkpoint.load({}, path, {})
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("chain", ["", "chained_0."])
+def test_experts_whose_optimizer_was_saved_by_buffers_are_refused(tmp_path: Path, chain: str):
+    mcore_checkpoint = pytest.importorskip("scalebook.train.checkpoint.mcore_checkpoint")
+    tables = pytest.importorskip("torch.distributed.checkpoint.metadata")
+    path = saved(tmp_path, 2)
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    buffers = f"{chain}optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.param"
+    named = f"{chain}optimizer.state.exp_avg.output_layer.weight"
+    experts = mcore_checkpoint.content(SimpleNamespace(num_moe_experts=4))
+    dense = mcore_checkpoint.content(SimpleNamespace(num_moe_experts=None))
+    for name, kind, refused in (
+        (buffers, experts, True), (named, experts, False), (buffers, dense, False),
+    ):  # fmt: skip
+        table = tables.Metadata({name: tables.BytesStorageMetadata()})
+        (path / ".metadata").write_bytes(pickle.dumps(table))
+        try:
+            mcore_checkpoint.load({}, path, kind)
+        except ConfigError as error:
+            assert refused and "names of parameters only (fully_reshardable). Load" in str(error)
+        except Exception:  # noqa: BLE001  Megatron-Core finds no data
+            assert not refused
+        else:
+            assert not refused
 
 
 @pytest.mark.parametrize(

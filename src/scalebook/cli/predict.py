@@ -180,9 +180,8 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     ]
     print_table(("part of the step", "ms", "share"), rows)
     print(f"  based on {_basis(made)}")
-    print(
-        f"  of {WRITTEN_BEFORE} such intervals written down before their runs, {HELD_BEFORE} held"
-    )
+    held = f"{HELD_BEFORE} of {WRITTEN_BEFORE}"
+    print(f"  intervals like this one, written down before their runs: {held} held")
     for warning in found.warnings:
         print(f"  ! {warning}")
 

@@ -12,11 +12,11 @@ from functools import partial
 
 from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.memory import PRECISIONS
 from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
 from scalebook.parallelism import Parallelism, Recomputed
 
 NOTHING_AGAIN = Recomputed()
-_GRADIENTS = {"fp16": 2}  # bytes a reduced gradient; 4 for every other precision
 
 
 def pipeline_bubble(
@@ -125,7 +125,7 @@ def estimate(
     embeddings and control messages are left out: they are small beside these.
     """
     work = micro_batch_size * sequence_length, precision, recompute
-    gradient, times = _gradient_bytes(precision, gradient_precision), num_microbatches
+    gradient, times = gradient_bytes(precision, gradient_precision), num_microbatches
     number, chunks = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
     stages = [_stage(shape, parallelism, stage, work, gradient) for stage in range(number)]
     full = parallelism.data_parallel_sharding == "full"
@@ -198,10 +198,11 @@ def exchanged_bytes(precision: str) -> int:
     return 4 if precision == "fp32" else 2
 
 
-def _gradient_bytes(precision: str, gradient_precision: str) -> int:
+def gradient_bytes(precision: str, gradient_precision: str) -> int:
+    """Return the bytes of a gradient as ranks add it up; fp16 trainers do so in 16 bit."""
     if gradient_precision == "bf16" and precision != "fp32":
         return 2
-    return _GRADIENTS.get(precision, 4)
+    return int(PRECISIONS.get(precision, PRECISIONS["bf16"]).gradients)
 
 
 def _data(

@@ -601,7 +601,7 @@ class _Job:
     @property
     def gradient_bytes(self) -> int:
         config = self.config
-        return 2 if config.gradient_precision == "bf16" and config.precision != "fp32" else 4
+        return communication.gradient_bytes(config.precision, config.gradient_precision)
 
     def hidden_behind(self, size: float, ranks: int, stride: int, busy: float) -> Seconds:
         """Return seconds to send bytes, split by whether ``busy`` seconds of work hide them."""

@@ -204,7 +204,8 @@ class Keeper:
             return
         started_at, began = now(), time.perf_counter()
         sharded = sharded_state(self.trainer, 0, loading=True)
-        loaded = mcore_checkpoint.load(sharded, path)
+        kind = mcore_checkpoint.content(self.trainer.model.config)
+        loaded = mcore_checkpoint.load(sharded, path, kind)
         self.done = self._last = restore_state(self.trainer, loaded)
         self.trainer.world.synchronize()
         distributed.barrier()

@@ -122,15 +122,15 @@ class _Names(pickle.Unpickler):
         return found
 
 
-def refuse_code(directory: Path) -> None:
-    """Raise ConfigError where a checkpoint's table of contents could run code when it is read."""
+def refuse_code(directory: Path) -> Any:
+    """Return a checkpoint's table of contents; raise ConfigError where it could run code."""
     path = directory / ".metadata"
     try:
         form = untrusted.read_text(directory / "metadata.json")
         if '"torch_dist"' not in form:
             raise ConfigError(f"{directory} is not in Megatron-Core's format 'torch_dist'.")
         with untrusted.opened(path) as stream:
-            _Names(stream).load()
+            return _Names(stream).load()
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
     except ConfigError:
@@ -156,13 +156,28 @@ def _data_only() -> Generator[None]:
             os.environ[_FORCE] = before
 
 
-def load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _refuse_buffers(table: Any, directory: Path) -> None:
+    """Raise ConfigError where the optimizer lies by its buffers, as once with experts too."""
+    if any("distributed.dp_group_idx_" in name for name in table.state_dict_metadata):
+        raise ConfigError(
+            f"{directory} holds the optimizer by the buffers of its ranks (dp_reshardable). The "
+            "optimizer of a model with experts is read by names of parameters only "
+            "(fully_reshardable). Load it with the version of Scalebook that saved it, or train "
+            "without load_checkpoint."
+        )
+
+
+def load(state: dict[str, Any], directory: Path, kind: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a checkpoint, in the place of a sharded state; every rank must call.
 
+    ``kind`` is the ``content`` that the state was made for.
+
     Raises:
-        ConfigError: reading the checkpoint could run code.
+        ConfigError: reading the checkpoint could run code, or its optimizer is of another kind.
     """
-    refuse_code(directory)
+    table = refuse_code(directory)
+    if "fully_reshardable" in kind.values():
+        _refuse_buffers(table, directory)
     with warnings.catch_warnings(), _data_only():
         warnings.simplefilter("ignore", FutureWarning)
         try:
