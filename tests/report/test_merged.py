@@ -15,11 +15,12 @@ from scalebook import untrusted
 from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.measure.probes.files import read_probes
-from scalebook.report.base.frames import entries, load, records
+from scalebook.report.base.frames import load, records
 from scalebook.report.cleaned import copy
 from scalebook.report.merged import labels, merge, one_folder
 from scalebook.report.pages import method_page
 from scalebook.report.site import build_cache
+from scalebook.store import entries
 
 ROOT = Path(__file__).parents[2]
 

@@ -389,8 +389,8 @@ def test_two_models_match_where_only_the_model_differs_and_never_across_platform
     write_run(tmp_path, "b", job("h100", model="qwen2.5-7b"), device=H100)
     write_run(tmp_path, "c", job("mi300x", model="qwen2.5-7b"), device=MI300X)
     (models,) = (one for one in panels(tmp_path) if one.by.key == "model")
-    runs = [[item.row["run_id"] for item in (*pair.a, *pair.b)] for pair in models.matched]
-    assert runs == [["a", "b"]]
+    runs = [{item.row["run_id"] for item in (*pair.a, *pair.b)} for pair in models.matched]
+    assert runs == [{"a", "b"}]
 
 
 def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -> None:

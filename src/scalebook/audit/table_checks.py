@@ -59,7 +59,7 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
     problems = [item for item in found if item.rule in (*RULES, UNEVEN)]
     errors = [item for item in problems if item.severity == "error" and item.rule != UNEVEN]
     verdict = "holds" if says_legal == (not errors) else "contradicts"
-    note = "; ".join(item.message for item in errors or problems)
+    note = " ".join(item.message for item in errors or problems)
     if not errors and not says_legal:
         note = f"these sizes fit {shape.name}"
     yield check_of(row, field, "legality", verdict, note=note)

@@ -155,10 +155,7 @@ def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate
 def known_rates(
     folders: Iterable[Path], names: Collection[str] | None = None
 ) -> tuple[tuple[KnownRate, ...], int]:
-    """Return what the runs of folders teach, each run once, and how many teach nothing.
-
-    ``names`` are the directories that count, where not all do.
-    """
+    """Return what the runs of folders (of these names) teach, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
     for folder in folders:

@@ -17,8 +17,6 @@ from scalebook.report.cleaned import clean_file
 from scalebook.report.site import build_cache
 from scalebook.store import read_object, run_directories
 
-FOLDER = "merged"  # of the cache
-
 
 def one_folder(folders: Sequence[Path], cache: Path) -> Path:
     """Return a folder that holds every run of these folders, the same for the same folders.
@@ -32,7 +30,7 @@ def one_folder(folders: Sequence[Path], cache: Path) -> Path:
     if len(set(places)) == 1:
         return places[0]
     name = hashlib.sha256(repr(places).encode(errors="surrogateescape")).hexdigest()[:24]
-    target = cache / FOLDER / name
+    target = cache / "merged" / name
     _own(target.parent)
     merge(folders, target)
     os.utime(target)  # in use: the least used are forgotten
@@ -44,10 +42,7 @@ def merge(folders: Sequence[Path], target: Path) -> None:
     """Fill a folder with links to the runs and probes of folders, each run id once.
 
     A folder is one of runs, or a publication, whose runs are in ``runs``. Links that are right stay
-    and each other one is replaced at once, so that several builds may do this at the same time.
-
-    Raises:
-        ReportError: a folder has no run, or two runs of one id differ; both are named.
+    and each other one is replaced at once: several builds may do this at the same time.
     """
     known: dict[str, Path] = {}
     links: dict[str, Path | None] = {PROBES: None}
@@ -64,7 +59,7 @@ def merge(folders: Sequence[Path], target: Path) -> None:
             name = _free(links, path.name)
             links[name], sources[name] = path, label
         for path in probe_directories(place):
-            probes[_free(probes, path.name)] = path
+            probes.setdefault(path.name, path)
     _link(target, links)
     _link(target / PROBES, probes)
     with untrusted.replaced(target / SOURCES) as stream:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from scalebook.record import RunRecord, object_of
+from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS, named, names
 
 # What a run is called or how often it was run makes no other configuration of it.
@@ -42,7 +42,7 @@ class Difference:
 
 def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> tuple[Difference, ...]:
     """Return every setting whose values over the runs of A are not those over the runs of B."""
-    left, right = (_values(tuple(map(_Same, side))) for side in (a, b))
+    left, right = _values(_Side(a)), _values(_Side(b))
     names = sorted({*left, *right})
     return tuple(
         Difference(name, _shown(left.get(name)), _shown(right.get(name)))
@@ -68,24 +68,20 @@ def _shown(values: set[str] | None) -> str | None:
     return ", ".join(sorted(values)) if values else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A record as a key: which one it is, whatever it holds."""
+class _Side(tuple[RunRecord, ...]):
+    """Records as a key of a cache: which ones they are, not what they hold."""
 
-    record: RunRecord
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.record is other.record
+    __slots__ = ()
 
     def __hash__(self) -> int:
-        return id(self.record)
+        return hash(tuple(map(id, self)))
 
 
 @lru_cache(maxsize=1000)  # the same repeats are a side of many pairs
-def _values(records: tuple[_Same, ...]) -> Mapping[str, set[str]]:
+def _values(records: _Side) -> Mapping[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for one in records:
-        for name, value in _settings(one.record).items():
+    for record in records:
+        for name, value in _settings(record).items():
             found.setdefault(name, set()).add(value)
     return found
 
@@ -93,16 +89,12 @@ def _values(records: tuple[_Same, ...]) -> Mapping[str, set[str]]:
 def _settings(record: RunRecord) -> dict[str, str]:
     """Return the settings of a run by dotted name: what was observed, else what was requested."""
     asked = {name: value for name, value in _flat(record.asked) if name not in _NO_SETTING}
-    return {**dict(_surroundings(record)), **asked, **dict(_flat(record.observed))}
-
-
-def _surroundings(record: RunRecord) -> Iterable[tuple[str, str]]:
-    for name in _ENVIRONMENT:
-        *groups, own = name.split(".")
-        inside = record.environment
-        for group in groups:
-            inside = object_of(inside.get(group))
-        yield from _flat({name: inside.get(own)})
+    environment = {
+        name: value
+        for name, value in _flat(record.environment)
+        if any(name == kept or name.startswith(f"{kept}.") for kept in _ENVIRONMENT)
+    }
+    return {**environment, **asked, **dict(_flat(record.observed))}
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:

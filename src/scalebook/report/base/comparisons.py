@@ -255,7 +255,7 @@ def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:
 
 def ratio(verdict: Verdict) -> str:
     """Return a ratio with its interval: ``1.41× (1.39 to 1.43)``."""
-    return f"{times(verdict.ratio)} ({verdict.low:.3g} to {verdict.high:.3g})"
+    return f"{times(verdict.ratio)} ({number(verdict.low)} to {number(verdict.high)})"
 
 
 def equal_work(pairs: Sequence[Pair]) -> Markup | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sys
 import typing
 from array import array
@@ -37,10 +35,12 @@ from scalebook.settings import SETTINGS
 from scalebook.step_columns import Steps
 from scalebook.store import (
     Run,
+    entries,
     read_object,
     read_record,
     read_runs,
     run_directories,
+    together,
     without_record,
 )
 
@@ -228,54 +228,6 @@ _CASTS: Mapping[Type, Callable[[Any], Any]] = {
 }
 
 
-def entries(folder: Path) -> dict[str, str]:
-    """Return a fingerprint of each file and directory in a folder, by its name.
-
-    That of a directory covers every file below it. Names that begin with a dot are left out: runs
-    that are being written, and what editors and file systems leave.
-    """
-    with os.scandir(folder) as found:
-        shown = [entry for entry in found if not entry.name.startswith(".")]
-    return {entry.name: _digest(entry) for entry in sorted(shown, key=lambda one: one.name)}
-
-
-def together(parts: dict[str, str]) -> str:
-    """Return one fingerprint of all that ``entries`` found."""
-    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
-
-
-def _digest(entry: os.DirEntry[str]) -> str:
-    found = sorted(_files(entry, "", set()), key=repr)
-    return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-def _files(
-    entry: os.DirEntry[str], name: str, seen: set[tuple[int, int]]
-) -> Iterator[tuple[object, ...]]:
-    """Yield name, size, times of change and number of each file at or below an entry.
-
-    Links are followed, but no folder is entered twice: n folders of two links to the next one would
-    take 2^n steps. The time of the last change of status is
-    set by the system alone: a file that was replaced by one of the same size and date shows there.
-    """
-    try:
-        about = entry.stat()
-        if not entry.is_dir():
-            yield name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
-            return
-        with os.scandir(entry.path) as found:
-            inside = sorted(found, key=lambda one: one.name)
-    except OSError:
-        yield name, "cannot be read"
-        return
-    yield name, "folder"
-    here = (about.st_dev, about.st_ino)
-    if here not in seen:
-        seen.add(here)
-        for one in inside:
-            yield from _files(one, f"{name}/{one.name}", seen)
-
-
 def records(data: ReportData) -> Mapping[str, RunRecord]:
     """Return the record of each run of the run frame by run id, in the order of the frame."""
     if data.known_records:
@@ -423,10 +375,9 @@ def collect(
         if isinstance(one, str)
     ]
     pairs = ((kept[run_id].record, one.metrics) for run_id, one in told.items())
-    parents = {run.path.parent for run in kept.values()}
-    sources = {parent: read_object(parent / SOURCES) for parent in parents}  # once, not per run
+    sources = read_object(folder / SOURCES)
     rows = (
-        run_row(run, item) | {"folder": _source(run.path, sources[run.path.parent])}
+        run_row(run, item) | {"folder": _source(run.path, sources)}
         for run, item in zip(kept.values(), with_repeats(pairs), strict=True)
     )
     frame, bad_values = run_frame(rows)
@@ -490,13 +441,17 @@ def with_rates(runs: pl.DataFrame) -> pl.DataFrame:
 def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs in the order of every table.
 
-    Own measurements come first, accelerators before CPUs and whole models before the first layers
-    of one; in a group the fastest per GPU is first and a run without a number last.
+    Own measurements come first, accelerators before CPUs, whole models before the first layers of
+    one, and the model with most runs before others; in a group the fastest per GPU is first and a
+    run without a number last.
     """
     return runs.sort(
         pl.col("source") != "measured",
         pl.col("platform") == "cpu",
         PROXY,
+        pl.col("model").is_null(),
+        -pl.len().over("model").cast(pl.Int64),
+        "model",
         "group",
         -pl.col("rate"),
         "run_id",

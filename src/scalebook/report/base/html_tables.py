@@ -195,11 +195,8 @@ def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
     parts = (precision_title(row.get("precision")) or NONE, sequence_words(row))
     named = (model_title(row.get("model")), platform_title(row.get("platform")))
-    model, platform, precision, sequence, name = map(
-        escape, (*named, *parts, row.get("name") or split_name(row))
-    )
-    small = f'<span class="range">{precision}, {sequence} · {name}</span>'
-    return Markup(f"{model} on {platform} {small}")
+    template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
+    return template.format(*named, *parts, row.get("name") or split_name(row))
 
 
 RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)

@@ -167,8 +167,12 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     rising = both.filter(~pl.col("loss_fell"))
     falling = both.height - rising.height
     if falling:
-        yield Markup("The loss fell in {} of {} that recorded one.").format(
-            falling, count(both.height, "run with a throughput", "runs with a throughput")
+        above = both.filter("loss_fell", pl.col("loss_last") > pl.col("loss_first"))["run_id"]
+        ends = "ends" if len(above) == 1 else "end"
+        words = "; {} of them {} above the first loss, after falling on average ({})"
+        said = Markup(words).format(len(above), ends, run_links(above)) if len(above) else ""
+        yield Markup("The loss fell in {} of {} that recorded one{}.").format(
+            falling, count(both.height, "run with a throughput", "runs with a throughput"), said
         )
     for row in rising.iter_rows(named=True):
         yield Markup(

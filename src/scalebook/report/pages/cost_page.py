@@ -218,10 +218,12 @@ def _answer(item: Answer) -> Markup:
         '<td class="wide" data-value="{5}">{5}</td></tr>'
     )
     words = setting_words(item.name).replace("dollar", "unit of currency")
+    signs = item.formula.replace(" x ", " × ").replace(" / ", " ÷ ")
+    formula = re.sub("[a-z_]+", lambda found: setting_words(found[0]), signs)
     needs = f"needs: {'; '.join(map(_label, item.missing))}" if item.missing else ""
     return Markup(template).format(
         item.name, re.sub("^cost (?!per)", "cost, ", words), shown(item.value), item.unit,
-        item.formula, needs,
+        formula, needs,
     )  # fmt: skip
 
 

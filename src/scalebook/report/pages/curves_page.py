@@ -199,5 +199,7 @@ def left_out(data: ReportData) -> Fragment:
     names = [model for model, _ in _models(data)[MAX_MODELS:]]
     if not names:
         return Fragment(Markup(""))
+    rest = [f"{len(names) - MAX_MODELS} more"] if len(names) > MAX_MODELS else []
     words = Markup("No room for the curves of {}: {}.")
-    return paragraphs(words.format(count(len(names), "model"), join(names)), style="note")
+    told = join([*names[:MAX_MODELS], *rest])
+    return paragraphs(words.format(count(len(names), "model"), told), style="note")

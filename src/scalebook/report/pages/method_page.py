@@ -99,12 +99,13 @@ def formula(name: str) -> Fragment:
     return Fragment(opening + _formulas()[name] + Markup("</math></div>"))
 
 
-def conventions() -> Fragment:
+def conventions(data: ReportData) -> Fragment:
     """Return what each FLOPs convention counts, the default first."""
+    used = set(_used(data))
     ordered = sorted(CONVENTIONS.items(), key=lambda item: item[0] != DEFAULT_CONVENTION)
     terms = Markup("").join(
         Markup("<dt><code>{}</code>{}</dt><dd>{}.</dd>").format(
-            name, " (used in this report)" if name == DEFAULT_CONVENTION else "", typed(words)
+            name, " (used in this report)" if name in used else "", typed(words)
         )
         for name, words in ordered
     )
@@ -158,12 +159,14 @@ def windows(data: ReportData) -> Fragment:
     return paragraphs(*([join(sentences, " ")] if sentences else []))
 
 
+def _used(data: ReportData) -> Iterable[str]:
+    rated = data.runs.drop_nulls("model_tflops_per_second_per_gpu")
+    return rated["flops_convention"].unique(maintain_order=True)
+
+
 def used_conventions(data: ReportData) -> Fragment:
     """Return which convention the rates of this report follow."""
-    names: Iterable[str] = data.runs.filter(
-        pl.col("model_tflops_per_second_per_gpu").is_not_null()
-    )["flops_convention"].unique(maintain_order=True)
-    known = [Markup("<code>{}</code>").format(name) for name in names]
+    known = [Markup("<code>{}</code>").format(name) for name in _used(data)]
     sentence = Markup("<p>Rates of this report follow {}.</p>").format(join(known))
     return Fragment(sentence if known else Markup(""))
 

@@ -280,13 +280,9 @@ def compare(data: ReportData) -> tuple[Compared, ...]:
 
 
 def _newest(data: ReportData) -> set[str]:
-    """Return the directories of the newest measured runs with a rate: only they can teach one.
-
-    They are twice as many as count, because some did not record their options.
-    """
-    ids = data.completed.filter(pl.col("source") == "measured")["run_id"]
-    newest = sorted(set(ids) & data.directories.keys())[-2 * MOST_RUNS :]
-    return {data.directories[run_id].name for run_id in newest}
+    """Return the directories of the newest runs that may teach a rate, some of which teach none."""
+    ids = data.completed.filter(pl.col("source") == "measured")["run_id"].sort()
+    return {data.directories[run_id].name for run_id in ids[-2 * MOST_RUNS :]}
 
 
 def _grouped(parts: Mapping[str, float]) -> dict[str, float]:
@@ -318,7 +314,7 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
     if len(several) > 1:
         worst = max(several, key=lambda name: median(abs(one.error) for one in several[name]))
         middle = median(abs(one.error) for one in several[worst])
-        yield f"The layout predicted worst is {worst!r}: {percent(middle)} in the median."
+        yield f"The kind of layout predicted worst is “{worst}”: {percent(middle)} in the median."
     first = ones[0]
     way = "slower" if first.error < 0 else "faster"
     said = f"The largest miss ran {percent(abs(first.error))} {way} than predicted: "
@@ -328,13 +324,18 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
 def _families(ones: Sequence[Compared]) -> dict[str, list[Compared]]:
     found: dict[str, list[Compared]] = defaultdict(list)
     for one in ones:
-        found[titled(one.family)].append(one)
+        found[_family(one)].append(one)
     return found
+
+
+def _family(one: Compared) -> str:
+    parallel = one.family in ("data", "tensor", "pipeline", "context")
+    return f"{one.family} parallel" if parallel else titled(one.family)
 
 
 def errors(ones: Sequence[Compared]) -> Figure | None:
     """Return the error of each configuration, a row per kind of layout."""
-    values = [{**_values(one), "error": one.error, "family": titled(one.family)} for one in ones]
+    values = [{**_values(one), "error": one.error, "family": _family(one)} for one in ones]
     return charts.errors(pl.DataFrame(values, charts.ERRORS), [*_families(ones)])
 
 

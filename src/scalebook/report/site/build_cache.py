@@ -38,7 +38,7 @@ from scalebook.report.base import frames
 from scalebook.report.base.against import read_against
 from scalebook.report.base.frames import ReportData
 from scalebook.report.site.menu import Page
-from scalebook.store import Run, read_run
+from scalebook.store import Run, entries, read_run, together
 
 DIGEST_BYTES = 32
 
@@ -181,9 +181,9 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
         return frames.load(runs), cache  # which says what is wrong
     place = runs.resolve()
     # before anything is read: a file that changes while pages are made counts as changed
-    code, files = _code(place), frames.entries(place)
+    code, files = _code(place), entries(place)
     older = _older(against)
-    folder = cache / "built" / f"{code}-{frames.together(files | older)[:24]}"
+    folder = cache / "built" / f"{code}-{together(files | older)[:24]}"
     if (before := kept_data(folder)) is not None:
         return before, folder
     known = KnownRuns(files, cache / "measured" / f"{code}.json")
@@ -203,7 +203,7 @@ def _older(against: Path | None) -> dict[str, str]:
     """Return a fingerprint of a folder of older runs and of its place; nothing without one."""
     if against is None:
         return {}
-    inside = frames.together(frames.entries(against)) if against.is_dir() else "missing"
+    inside = together(entries(against)) if against.is_dir() else "missing"
     return {f"/against/{against.resolve()}": inside}
 
 

@@ -26,7 +26,6 @@ from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
-MOST_FOLDERS = 4  # named in the footer
 LARGEST_PAGES = 3  # named where the one file is too large
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
@@ -186,9 +185,7 @@ def _build_facts(data: frames.ReportData) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     runs = count(data.runs.height, "run")
     folders = sorted(data.runs["folder"].drop_nulls().unique()) or [data.folder.name]
-    more = f" and {len(folders) - MOST_FOLDERS} more" if len(folders) > MOST_FOLDERS else ""
-    named = ", ".join(folders[:MOST_FOLDERS])
-    return f"Built {now} by Scalebook {__version__} from {runs} in {named}{more}."
+    return f"Built {now} by Scalebook {__version__} from {runs} in {', '.join(folders)}."
 
 
 def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Path:
