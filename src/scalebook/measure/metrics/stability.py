@@ -259,11 +259,13 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
     to_beat = 0.0
     for at, gain in _steps(series, 1, early(count)):
         if gain > to_beat:
-            best, to_beat = ("step", at, gain), gain * _SURELY
+            best = "step", at, gain
+            to_beat = gain * _SURELY
     for kind, value, course, room in (_of_short if count <= _SHORT else _candidates)(count):
         gain = sum(map(mul, course, series)) ** 2 / room
         if gain > to_beat:
-            best, to_beat = (kind, value, gain), gain * _SURELY
+            best = kind, value, gain
+            to_beat = gain * _SURELY
     return WarmUp(*best)
 
 
