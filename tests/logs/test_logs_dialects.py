@@ -891,7 +891,7 @@ def test_a_loss_and_a_step_are_a_record_without_a_time(tmp_path, record, steps, 
         5 - count / 4,
     )
     assert found["tokens_per_second_median"] == rate
-    assert observe(logs.read(tmp_path / "run.log").jobs[0]).size("steps") == steps
+    assert observe(logs.read(tmp_path / "a.log").jobs[0]).size("steps") == steps
 
 
 def test_a_percentage_of_nanochat_has_no_sign(tmp_path):
@@ -900,7 +900,7 @@ def test_a_percentage_of_nanochat_has_no_sign(tmp_path):
     )
     found = read(
         tmp_path,
-        "COMPUTE_DTYPE: torch.float32\n" + "".join(map(lambda n: line.format(n=n), range(3))),
+        "COMPUTE_DTYPE: torch.float32\n" + "".join(line.format(n=n) for n in range(3)),
     )
     assert found["mfu_logged_median"] == pytest.approx(0.0075)
 
@@ -921,15 +921,14 @@ def test_validations_that_are_timed_are_records_and_lack_no_loss(tmp_path):
     for n in (1, 2, 3):
         text += f"step:{n}/9 train_loss:{9 - n} train_time:{80 * n}ms step_avg:80.0ms\n"
     text += "step:3/9 val_loss:6.5 train_time:240ms step_avg:80.0ms\n"
-    text += (
-        "step:5/9 val_loss:6.0 train_time:400ms step_avg:80.0ms\nstopping_early: wallclock_cap\n"
-    )
+    text += "step:5/9 val_loss:6.0 train_time:400ms step_avg:80.0ms\n"
+    text += "stopping_early: wallclock_cap\n"
     found = read(tmp_path, text + "peak memory allocated: 2048 MiB reserved: 4096 MiB\n")
     assert told(found, "status", "first_step", "last_step", "loss_last") == ("completed", 1, 5, 6.0)
     assert told(found, "world_size", "global_batch_size", "sequence_length") == (8, 16, 1024)
     assert found["step_seconds_median"] == pytest.approx(0.08)
-    seconds = read(tmp_path, "".join(f"step:{n}00/900 val_loss:5.5 train_time:{n}0.5s step_avg:9ms\n"
-                                     for n in range(1, 5)))  # fmt: skip
+    rows = (f"step:{n}00/900 val_loss:5.5 train_time:{n}0.5s step_avg:9ms\n" for n in range(1, 5))
+    seconds = read(tmp_path, "".join(rows))
     assert told(seconds, "last_step", "step_seconds_median") == (400, pytest.approx(0.1))
 
 
@@ -963,6 +962,7 @@ def test_a_batch_that_a_file_gives_twice_makes_no_world(tmp_path):
     text = "".join(
         f'"train_batch_size": {n},\n"train_micro_batch_size_per_gpu": 1,\n' for n in (8, 4)
     )
+    text += "Gradient Accumulation steps = 1\n"
     text += "{'train_runtime': 9.0, 'train_samples_per_second': 2.0, 'epoch': 1.0}\n"
     assert read(tmp_path, text)["world_size"] is None
 
