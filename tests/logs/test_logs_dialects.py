@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from scalebook import logs
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.registry import dialects, recognise
 from scalebook.logs.ingest.ingestion import summaries
+from scalebook.logs.ingest.log_config import observe
+from scalebook.logs.ingest.write import observed_settings
 
 LOGS = Path(__file__).parents[1] / "logs"
 
@@ -67,6 +70,7 @@ RECORDS = [
     ("tracker.jsonl", "rows", 2, 7, 8, 1, 0.51, 0.52, None, 5.5, 5.25),
     ("wandb_export.csv", "rows", 3, 10, 30, 10, 3.0, 3.0, None, 4.5, 4.125),
     ("key_value.log", "key-value", 3, 0, 2, 1, 2.0, 2.0, 192.0, 10.5, 8.5),
+    ("instructlab.log", "json-blocks", 3, 1, 3, 1, 2.5, 2.5, None, 3.5, 3.0),
     ("kineto.json", "kineto", 0, None, None, None, None, None, None, None, None),
 ]  # fmt: skip
 NAMES = (
@@ -785,3 +789,231 @@ def test_steps_of_coarse_epochs_are_even(tmp_path):
     bar = "  8%|#| 1999/24128 [1:52:09<20:27:23,  3.33s/it]\n"
     found = read(tmp_path, "".join(dicts[:3]) + bar + "".join(dicts[3:]))
     assert (found["first_step"], found["last_step"], found["log_interval"]) == (500, 2500, 500)
+
+
+def told(found, *names):
+    """Return several values of a summary."""
+    return tuple(found[name] for name in names)
+
+
+MLLOG = ':::MLLOG {"namespace": "", "time_ms": %d, "event_type": "POINT_IN_TIME", %s}\n'
+
+
+def mllog(time, key, value, **metadata):
+    """Return an event of MLPerf's logging."""
+    event = json.dumps({"key": key, "value": value, "metadata": metadata})
+    return MLLOG % (time, event[1:-1])
+
+
+def test_mlperf_counts_steps_by_samples_and_times_them_by_its_events(tmp_path):
+    text = mllog(0, "submission_benchmark", "llama2_70b_lora")
+    text += mllog(0, "submission_platform", "4xMI325X") + mllog(0, "global_batch_size", 8)
+    for n in range(1, 5):
+        text += mllog(5000 * n, "train_loss", 4.5 - n / 2, samples_count=80 * n, lr=0.0004)
+    found = read(tmp_path, text + mllog(20000, "run_stop", None, status="success"))
+    assert told(found, "status", "n_records", "first_step", "last_step") == ("completed", 4, 10, 40)
+    assert told(found, "loss_first", "loss_last", "step_seconds_median") == (4.0, 2.5, 0.5)
+    assert (found["model"], found["device"]) == ("llama2-70b", "AMD Instinct MI325X")
+    assert "(lora)" in found["tflops"]["reason"]
+
+
+def test_mlperf_merges_two_events_of_a_step_and_takes_no_limit_for_a_length(tmp_path):
+    text = mllog(0, "global_batch_size", 512) + mllog(0, "max_sequence_length", 65536)
+    for n in (1, 2):
+        loss = {"reduced_train_loss": -0.5 * n, "global_valid_toks": 2_000_000.0}
+        text += mllog(n, "tracked_stats", loss, samples_count=512 * n)
+        text += mllog(n, "tracked_stats", {"train_step_time": 500.0}, samples_count=512 * n)
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "loss_last", "step_seconds_median") == (2, -1.0, 500.0)
+    assert found["sequence_length"] is None
+
+
+def test_the_throughput_of_gpt3_at_mlperf_is_in_tokens(tmp_path):
+    text = mllog(0, "submission_benchmark", "gpt3") + mllog(0, "global_batch_size", 3072)
+    text += mllog(9, "tracked_stats", {"throughput": 524288.0}, step=1_258_291_200)
+    assert read(tmp_path, text)["whole_run_rates"] == {"tokens_per_second": 524288.0}
+
+
+def test_a_script_on_deepspeed_adds_its_own_line_to_the_timer(tmp_path):
+    text = "[INFO] [config.py:684:__init__] Config mesh_device None world_size = 8\n"
+    text += (
+        '  "train_batch_size": 16,\n[config.py:958:print]   bfloat16_enabled ............. True\n'
+    )
+    for n in range(1, 5):
+        text += (
+            f"[INFO] [logging.py:107:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.00{n}], mom=[]\n"
+        )
+        if n > 2:  # the timer leaves the first steps out
+            text += f"[timer.py:264:stop] epoch=0/micro_step={n}/global_step={n}, "
+            text += "RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec=8.0\n"
+        text += f"[Step {n}/9] Loss: {5 - n / 4} | Global Tokens/s: 4096.0\n"
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step") == (4, 1, 4)
+    assert told(found, "loss_first", "loss_last", "world_size") == (4.75, 4.0, 8)
+    assert told(found, "step_seconds_median", "tokens_per_second_median") == (2.0, 4096.0)
+    twice = read(tmp_path, text.replace("[Step 2/9]", "[Step 2/9] Loss: 6.5\n[Step 2/9]"))
+    assert twice["n_records"] == 4
+
+
+def test_a_process_that_exits_well_ends_a_run_unless_another_failed(tmp_path):
+    record = "[timer.py] epoch=0/micro_step=1/global_step={}, RunningAvgSamplesPerSec=8.5\n"
+    text = record.format(10) + record.format(20)
+    well = "[INFO] [launch.py:351:main] Process 71 exits successfully.\n"
+    assert read(tmp_path, text)["status"] == "interrupted"
+    assert told(read(tmp_path, text + well), "status", "reason") == ("completed", None)
+    failed = read(tmp_path, text + well + "RuntimeError: a shape is wrong\n")
+    assert failed["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("record", "steps", "first", "last", "rate"),
+    [
+        ("Epoch:[1/2]({n}0/40), loss: {loss}, lr: 0.0005, epoch_time: 49.0min", 80, 10, 30, None),
+        ("Iteration {n}: loss={loss}", None, 1, 6, None),
+        ("{n}0/90 train_loss: {loss} train_time: 0.8m tok/s: 4096", 90, 10, 60, 4096.0),
+        (
+            "step {n} | loss {loss} | lr 1e-4 | grad 0.5 | 4.1k tok/s | mfu 37.5%",
+            None,
+            1,
+            6,
+            4100.0,
+        ),
+    ],
+)
+def test_a_loss_and_a_step_are_a_record_without_a_time(tmp_path, record, steps, first, last, rate):
+    count = 3 if "Epoch" in record else 6
+    lines = [record.format(n=n, loss=5 - n / 4) for n in range(1, count + 1)]
+    found = read(tmp_path, "\n".join(lines) + "\n")
+    assert told(found, "family", "n_records", "first_step") == ("key-value", count, first)
+    assert told(found, "last_step", "step_seconds_median", "loss_last") == (
+        last,
+        None,
+        5 - count / 4,
+    )
+    assert found["tokens_per_second_median"] == rate
+    assert observe(logs.read(tmp_path / "a.log").jobs[0]).size("steps") == steps
+
+
+def test_a_percentage_of_nanochat_has_no_sign(tmp_path):
+    line = (
+        "step 0000{n}/00009 (0.00%) | loss: 3.5 | dt: 9.00ms | tok/sec: 4,096 | bf16_mfu: 0.75 |\n"
+    )
+    found = read(
+        tmp_path,
+        "COMPUTE_DTYPE: torch.float32\n" + "".join(line.format(n=n) for n in range(3)),
+    )
+    assert found["mfu_logged_median"] == pytest.approx(0.0075)
+
+
+def test_a_job_that_reached_its_last_step_is_not_the_one_that_counts_anew(tmp_path):
+    line = "step {n:05d}{of} | loss: {loss} | dt: 9.00ms | tok/sec: 4,096 |\n"
+    text = "".join(line.format(n=n, of="/00004", loss=9 - n) for n in range(4))
+    text += "now to another stage\n"
+    text += "".join(line.format(n=n, of="", loss=5 - n) for n in range(1, 7))
+    (tmp_path / "run.log").write_text(text)
+    jobs = logs.read(tmp_path / "run.log").jobs
+    assert [(job.first_step, job.last_step) for job in jobs] == [(0, 3), (1, 6)]
+
+
+def test_validations_that_are_timed_are_records_and_lack_no_loss(tmp_path):
+    text = "world_size:8 grad_accum_steps:1\ntrain_batch_tokens:16384 train_seq_len:1024 steps:9\n"
+    text += "step:0/9 val_loss:9.5 train_time:0ms step_avg:0.0ms\n"
+    for n in (1, 2, 3):
+        text += f"step:{n}/9 train_loss:{9 - n} train_time:{80 * n}ms step_avg:80.0ms\n"
+    text += "step:3/9 val_loss:6.5 train_time:240ms step_avg:80.0ms\n"
+    text += "step:5/9 val_loss:6.0 train_time:400ms step_avg:80.0ms\n"
+    text += "stopping_early: wallclock_cap\n"
+    found = read(tmp_path, text + "peak memory allocated: 2048 MiB reserved: 4096 MiB\n")
+    assert told(found, "status", "first_step", "last_step", "loss_last") == ("completed", 1, 5, 6.0)
+    assert told(found, "world_size", "global_batch_size", "sequence_length") == (8, 16, 1024)
+    assert found["step_seconds_median"] == pytest.approx(0.08)
+    rows = (f"step:{n}00/900 val_loss:5.5 train_time:{n}0.5s step_avg:9ms\n" for n in range(1, 5))
+    seconds = read(tmp_path, "".join(rows))
+    assert told(seconds, "last_step", "step_seconds_median") == (400, pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds"),
+    [
+        (" {n:4d} 4.50 s run, {loss} loss, 0.000001 LR, 99.5 GB used,  1234.5 GFLOPS", 4.5),
+        (" {n:4d} 450.00 ms run, 44.1 ms python, {loss} loss, 0.000001 LR, 9.5 GB used", 0.45),
+        ("{loss} loss, 0.000001 LR, 99.5 GB used, 4.50 s", 4.5),
+    ],
+)
+def test_tinygrad_puts_its_names_behind_the_figures(tmp_path, record, seconds):
+    text = "BS=8 DP=8 SEQLEN=1024 python3 model_train.py\n"
+    text += "".join(record.format(n=n, loss=9 - n / 2) + "\n" for n in range(1, 5))
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "loss_first", "loss_last") == (4, 8.5, 7.0)
+    assert told(found, "global_batch_size", "sequence_length") == (8, 1024)
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+
+
+def test_a_bar_without_a_loss_shows_how_far_a_trainer_came(tmp_path):
+    text = "  Instantaneous batch size per device = 1\n  Total optimization steps = 28\n"
+    text += " 50%|#####     | 1/2 [00:01<00:01,  1.00s/it]\n"  # of something else
+    text += "".join(f" {n}/28 [00:{30 * n:02d}<09:59, 30.00s/it]\n" for n in (0, 1))
+    found = read(tmp_path, text)
+    assert told(found, "family", "n_records", "last_step") == ("hf-trainer", 1, 1)
+    assert told(found, "micro_batch_size", "status") == (1, "interrupted")
+
+
+def test_a_batch_that_a_file_gives_twice_makes_no_world(tmp_path):
+    text = "".join(
+        f'"train_batch_size": {n},\n"train_micro_batch_size_per_gpu": 1,\n' for n in (8, 4)
+    )
+    text += "Gradient Accumulation steps = 1\n"
+    text += "{'train_runtime': 9.0, 'train_samples_per_second': 2.0, 'epoch': 1.0}\n"
+    assert read(tmp_path, text)["world_size"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (
+            "torch: Discovered settings of world_rank=5, local_rank=5, world_size=8, port=1",
+            "world_size",
+            8,
+        ),
+        ("INFO - Distributed world size: 4", "world_size", 4),
+        ("Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/16", "world_size", 16),
+        ("tensor parallel world size: 2", "world_size", None),
+        ("engine: world_size=1 rank=0 distributed_init_method=env://", "world_size", None),
+        ("cmd = run.py --per-device-train-batch-size 4 --seed 3", "micro_batch_size", 4),
+        ("Effective batch size    : 32", "global_batch_size", 32),
+        ("Effective batch size: 524,288 tokens", "global_batch_size", None),
+    ],
+)
+def test_what_any_launcher_states_is_taken(tmp_path, line, name, value):
+    rows = "".join(f"step: {n} loss: 3.5 dt: 2 s\n" for n in range(3))
+    assert read(tmp_path, line + "\n" + rows)[name] == value
+
+
+def test_a_bridge_gives_memory_in_gigabytes(tmp_path):
+    record = " iteration {n}/ 9 | elapsed time per iteration (ms): 2500.0 | lm loss: 3.5E+00 |\n"
+    memory = "memory (GB) | mem-allocated-gigabytes: 9.0 | mem-max-allocated-gigabytes: 10.737 | "
+    memory += "mem-max-reserved-gigabytes: 21.475 | mem-alloc-retires: 0\n"
+    (tmp_path / "run.log").write_text(record.format(n=1) + memory + record.format(n=2))
+    details = logs.read(tmp_path / "run.log").jobs[0].details
+    assert details["peak_allocated_gib"] == pytest.approx(10, rel=1e-3)
+    assert details["peak_reserved_gib"] == pytest.approx(20, rel=1e-3)
+
+
+def test_a_log_that_printed_no_step_still_says_what_was_run(tmp_path):
+    text = "  world_size ...................................... 8\n[after training is done]\n"
+    found = read(tmp_path, text)
+    assert told(found, "status", "n_records", "world_size") == ("completed", 0, 8)
+    with pytest.raises(IngestError):
+        read(tmp_path, "[after training is done]\n")
+
+
+def test_modules_that_are_recomputed_are_named(tmp_path):
+    text = "  recompute_granularity ............ selective\n"
+    text += "  recompute_modules ................ ['core_attn', 'moe_act']\n"
+    text += "".join(
+        f" iteration {n}/ 9 | elapsed time per iteration (ms): 2500.0 | lm loss: 3.5E+00 |\n"
+        for n in (1, 2)
+    )
+    (tmp_path / "run.log").write_text(text)
+    known = observe(logs.read(tmp_path / "run.log").jobs[0])
+    assert observed_settings(known)["recompute_modules"] == "core_attn,moe_act"

@@ -86,7 +86,8 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
-    "atch size", "length","orld", " --", "dtype", "DTYPE", "precision", "MEMBER",
+    "atch size", "teps = ", "GPUs = ", "length", "orld", " --", "dtype", "DTYPE", "precision",
+    "MEMBER",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size)"
@@ -102,6 +103,16 @@ _FORMAT = re.compile(
     r"(?i)(?<![a-z])(?:compute[_ ]dtype|mixed_precision|precision)['\"]?\s*[:=]\s*['\"]?"
     r"(?:torch\.)?(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
 )
+
+
+_BANNERS = names("banner")
+_BANNER = re.compile(rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)")
+
+
+def banner(line: str) -> Iterator[tuple[str, int]]:
+    """Yield the settings of a line that a trainer prints before it starts."""
+    for name, digits in _BANNER.findall(line) if " = " in line else ():
+        yield _BANNERS[name], integer(digits.replace(",", ""))
 
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:

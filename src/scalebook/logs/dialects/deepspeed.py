@@ -80,7 +80,8 @@ class DeepSpeed(LineDialect):
         if not {"step", "loss"} <= row.keys() or self.cut or len(self._own) >= 1_000_000:
             return False
         self.out.job.total_steps = total or self.out.job.total_steps
-        row.setdefault("seconds", self._latency)
+        if self._latency > 0:
+            row.setdefault("seconds", self._latency)
         self._latency = MISSING
         if row["step"] in self._own:  # of another rank: no rate of the job
             self._own[row["step"]].pop("tokens_per_second", None)

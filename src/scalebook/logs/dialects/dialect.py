@@ -111,6 +111,8 @@ class LineDialect(Dialect):
         """Take sizes and the peak of memory in words that trainers share."""
         for name, value in setting_lines.stated(line):
             self.out.tell(name, value, weak=True)
+        for name, value in setting_lines.banner(line):
+            self.out.tell(name, value)
         if peak := setting_lines.peak_gib(line):
             known = self.out.job.details.get("peak_allocated_gib")
             self.out.job.details["peak_allocated_gib"] = max(

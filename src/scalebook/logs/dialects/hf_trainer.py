@@ -123,7 +123,8 @@ class ProgressBars:
         length = self._steps_an_epoch(half_digit)
         steps = [record.step for record in self.records]
         for row, record in enumerate(self.records):
-            record.bars = record.bars[::-1] if self.redrawn else record.bars
+            if self.redrawn and row > 0:  # the first record has no bar before it
+                record.bars = record.bars[::-1]
             if math.isnan(record.step) and length and record.epoch > 0:
                 steps[row] = _step_of(record, length, half_digit)
             elif math.isnan(record.step) and record.bars:
@@ -156,17 +157,6 @@ _ENTRY = re.compile(
     r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
-_TOLD = (
-    (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),
-    (re.compile(r"Instantaneous batch size per device = ([\d,]+)"), "micro_batch_size"),
-    (re.compile(r"Gradient Accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
-    (re.compile(r"Total optimization steps = ([\d,]+)"), "steps"),
-    (re.compile(r"Total batch size \(\d+ x \d+ x \d+\) = ([\d,]+)"), "global_batch_size"),
-    (re.compile(r"Batch size per device = ([\d,]+)"), "micro_batch_size"),  # Unsloth's banner
-    (re.compile(r"Gradient accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
-    (re.compile(r"Data Parallel GPUs = ([\d,]+)"), "world_size"),
-    (re.compile(r"Total steps = ([\d,]+)"), "steps"),
-)
 _PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
 _COLUMNS = names("hf-trainer")
 
@@ -261,11 +251,6 @@ class HFTrainer(LineDialect):
         if block:
             self._whole_run({block[1]: block[2]})
             return
-        for pattern, name in _TOLD:
-            found = pattern.search(line)
-            value = whole(found[1]) if found else None
-            if value:
-                self.out.tell(name, value)
 
     def _whole_run(self, entries: dict[str, str]) -> None:
         for name, value in entries.items():
