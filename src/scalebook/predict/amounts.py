@@ -143,6 +143,7 @@ def amounts(
     config = config.unpacked()
     job = _Job(config, shape, machine, switches(config, shape, ran))
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
+    batches = config.num_microbatches
     launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
     launched = [_waits(stage) for stage in launches]
     slowest = max(range(len(stages)), key=lambda at: _believed(stages[at]) + launched[at])
@@ -151,7 +152,7 @@ def amounts(
     for number, stage in enumerate(stages):
         for kind, seconds in stage.items():
             if number == slowest:
-                total[kind] += config.num_microbatches * seconds
+                total[kind] += batches * seconds
             else:
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
@@ -162,14 +163,11 @@ def amounts(
     total["expert_launch"] = _waits(experts)
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
     idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
-    total["launch"] = config.num_microbatches * launched[slowest] + idle["launch"]
+    total["launch"] = batches * launched[slowest] + idle["launch"]
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
-        {
-            "launch": config.num_microbatches * _unsure(launches[slowest]),
-            "expert_launch": _unsure(experts),
-        },
+        {"launch": batches * _unsure(launches[slowest]), "expert_launch": _unsure(experts)},
     )
 
 
@@ -269,8 +267,8 @@ class _Job:
             return []
         dense = sum(not is_moe(self.shape, one) for one in layers)
         kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
-        last = number == self.config.pipeline_parallel_size - 1
-        after = self.head() if last else {}  # by then the host has launched the layers
+        # By the output layer the host has launched the layers.
+        after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
         busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
         third = _believed(busy) / 3
         if self.own_kernels and self.on["overlap_tensor_parallel"]:
