@@ -156,3 +156,16 @@ def _range(text: str) -> tuple[str, str] | None:
 def _between(low: str, high: str) -> tuple[Interval, Interval]:
     value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
     return value, value
+
+
+def improved(values: dict[str, Printed], cell: str) -> dict[str, Printed]:
+    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time."""
+    times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
+    fell = values["after"].value < values["before"].value
+    if not times and not fell:
+        return values
+    found = {name: value for name, value in values.items() if name != "increase"}
+    found["ratio" if times else "reduction"] = values["increase"]
+    if times and fell:  # of a time: before over after
+        found |= {"before": values["after"], "after": values["before"]}
+    return found
