@@ -605,14 +605,21 @@ def _given(
     return frozenset(told.keys() - stated)
 
 
+def _gpus(cell: str) -> str:
+    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
+    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
+        return str(int(told[1]) + 1)
+    told = _pattern("nodes_by").match(cell)
+    return str(int(told[1]) * int(told[2])) if told else cell
+
+
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
     if "parameters" in column.field:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
-    if column.field == "gpus" and (told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell)):
-        cell = str(int(told[1]) + 1)  # their numbers
+    cell = _gpus(cell) if column.field == "gpus" else cell
     match = _pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
