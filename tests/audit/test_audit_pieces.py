@@ -1079,7 +1079,14 @@ def test_what_else_a_percentage_could_be_is_given_in_percent() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "gpus"),
-    [("2x8 H100", 16), ("4 x 8", 32), ("2×8xMI300X", 16), ("8x H100", 8), ("8x80GB", 8)],
+    [
+        ("2x8 H100", 16),
+        ("4 x 8", 32),
+        ("2×8xMI300X", 16),
+        ("8x H100", 8),
+        ("8x80GB", 8),
+        ("4 nodes x 8 H100", 32),
+    ],
 )
 def test_a_count_of_gpus_may_be_nodes_times_those_of_a_node(cell: str, gpus: int) -> None:
     (row,) = read_document(f"GPUs\tMFU\n{cell}\t40%\n", ".tsv", "a.tsv").rows

@@ -561,7 +561,9 @@ def _row(
         values.setdefault(name, value)
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     if values.keys() >= {"before", "after", "increase"}:
-        values = _improved(values, at["increase"])
+        stated, values = len(values), _improved(values, at)
+        if len(values) < stated:
+            unread.append(f"{at['increase']!r} as a part of {at['before']!r}, line {line}")
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
@@ -574,13 +576,20 @@ def _row(
     return row if values.keys() - given or "architecture" in words else None
 
 
-def _improved(values: dict[str, Printed], cell: str) -> dict[str, Printed]:
-    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time."""
+def _improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Printed]:
+    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time.
+
+    The improvement is left out where it is a difference, or before and after differ in their unit.
+    """
+    cell, stated = at["increase"], values["increase"]
+    units = {re.sub(r"(?i)[\d.,\s~+]+[KMBT]?\b", "", at[name]) for name in ("before", "after")}
     times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
     fell = values["after"].value < values["before"].value
-    if not times and not fell:
-        return values
     found = {name: value for name, value in values.items() if name != "increase"}
+    if len(units - {""}) > 1 or not (times or "%" in stated.text or abs(stated.value) < 1):
+        return found
+    if not times and (not fell or stated.value < 0):
+        return values
     found["ratio" if times else "reduction"] = values["increase"]
     if times and fell:  # of a time: before over after
         found |= {"before": values["after"], "after": values["before"]}
