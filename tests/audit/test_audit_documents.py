@@ -569,6 +569,7 @@ def test_the_name_of_a_model_is_no_count_and_the_models_made_for_a_cpu_are_nobod
         ("100", "250", "150%", "250%"),
         ("150 s", "15 s", "10x speedup", "7x speedup"),  # a time: before over after
         ("25 s", "18 s", "28% faster", "39% faster"),  # 7 of 25
+        ("80 GiB", "60 GiB", "-25%", "-20%"),  # a change, with its sign
     ],
 )
 def test_an_improvement_is_a_factor_or_a_share_of_a_rate_or_of_a_time(before, after, told, false):
@@ -580,6 +581,17 @@ def test_an_improvement_is_a_factor_or_a_share_of_a_rate_or_of_a_time(before, af
 
     assert not accused(told)
     assert accused(false)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "improvement"),
+    [("10k", "12k", "+2k"), ("40 %", "50 %", "+10 pp"), ("100 ms", "0.08 s", "20 %")],
+)
+def test_a_difference_and_two_units_are_not_read_as_a_share(before, after, improvement):
+    text = f"Metric,Before,After,Improvement\nA,{before},{after},{improvement}\n"
+    claims = read_document(text, ".csv", "a.csv")
+    assert wrong(claims) == []
+    assert claims.unread == (f"'{improvement}' as a part of '{before}', line 2",)
 
 
 def test_a_column_that_says_lora_counts_two_thirds_of_the_flops():

@@ -1064,6 +1064,35 @@ def test_an_empty_cell_states_nothing_and_is_not_listed(cell: str) -> None:
     assert set(claims.rows[0].values) == {"steps"} and claims.unread == ()
 
 
+def test_what_else_a_percentage_could_be_is_given_in_percent() -> None:
+    text = (
+        "Model\tDevice\tPrecision\tSequence length\tTokens/s/GPU\tMFU\n"
+        "Llama 3.1 8B\tH200\tBF16\t8192\t10,982\t93%\n"
+    )
+    (check,) = [
+        one for one in audit(read_document(text, ".tsv", "a.tsv")).checks
+        if one.verdict == "contradicts"
+    ]  # fmt: skip
+    # 10,982 tokens/s x 57.9129 GFLOP of the whole attention square over 989.4 TFLOP/s
+    assert "or 64.2813 % (full_attention" in check.note
+
+
+@pytest.mark.parametrize(
+    ("cell", "gpus"),
+    [
+        ("2x8 H100", 16),
+        ("4 x 8", 32),
+        ("2×8xMI300X", 16),
+        ("8x H100", 8),
+        ("8x80GB", 8),
+        ("4 nodes x 8 H100", 32),
+    ],
+)
+def test_a_count_of_gpus_may_be_nodes_times_those_of_a_node(cell: str, gpus: int) -> None:
+    (row,) = read_document(f"GPUs\tMFU\n{cell}\t40%\n", ".tsv", "a.tsv").rows
+    assert row.values["gpus"].value == gpus
+
+
 @pytest.mark.parametrize(
     ("cell", "values"),
     [

@@ -140,6 +140,9 @@ def test_a_driver_string_names_one_accelerator_exactly(run, answer):
     code, _, err = run("accelerators", "--device", "AMD Instinct MI300")
     assert code == 2
     assert "[[accelerators]]" in err
+    assert run("accelerators", "--device", "")[0] == 2
+    named = [one["name"] for one in answer("accelerators", "--device", "h200")]
+    assert named == ["H200-SXM-141GB", "H200-NVL-141GB"]
 
 
 @pytest.mark.parametrize("name", ["accelerators", "models", "platforms", "strategies"])

@@ -288,6 +288,16 @@ def test_a_reader_who_goes_away_has_seen_enough(tmp_path):
         assert listing(tmp_path, stdout) == (0, "")
 
 
+def test_a_comparison_that_a_reader_stops_has_shown_enough(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("1.0\n" * 4)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "scalebook", "compare", tmp_path / "a", tmp_path / "b"]
+    with os.fdopen(writer, "wb") as stdout:
+        assert subprocess.run(command, stdout=stdout, check=False).returncode == 0
+
+
 def test_a_check_that_a_reader_stops_has_found_nothing():
     reader, writer = os.pipe()
     os.close(reader)

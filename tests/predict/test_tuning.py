@@ -440,7 +440,7 @@ def test_layouts_that_may_not_fit_come_after_those_that_do(made) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "--budget-seconds is missing. Give the seconds for all trials."),
+        ((), "--budget-seconds is missing. Give the seconds for all trials, or --dry-run."),
         (("--dry-run", "--budget-seconds", "20"), "budget_seconds=20 is too short"),
         (("--dry-run", "--set", "tensor=2"), "Unknown parameter 'tensor'"),
     ],

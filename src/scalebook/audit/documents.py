@@ -538,7 +538,9 @@ def _row(
         values.setdefault(name, value)
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     if values.keys() >= {"before", "after", "increase"}:
-        values = improved(values, at["increase"])
+        stated, values = len(values), improved(values, at)
+        if len(values) < stated:
+            unread.append(f"{at['increase']!r} as a part of {at['before']!r}, line {line}")
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
@@ -569,14 +571,21 @@ def _given(
     return frozenset(told.keys() - stated)
 
 
+def _gpus(cell: str) -> str:
+    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
+    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
+        return str(int(told[1]) + 1)
+    told = vocabulary.pattern("nodes_by").match(cell)
+    return str(int(told[1]) * int(told[2])) if told else cell
+
+
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
     if "parameters" in column.field:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
-    if column.field == "gpus" and (told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell)):
-        cell = str(int(told[1]) + 1)  # their numbers
+    cell = _gpus(cell) if column.field == "gpus" else cell
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None

@@ -21,6 +21,7 @@ from scalebook.audit.identities import (
     solve,
 )
 from scalebook.audit.knowledge import NARROW, Known, field_of, spoken
+from scalebook.audit.printed import Printed
 
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
 
@@ -181,7 +182,7 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
         note = f"holds if counted so: {explained.variant}"
         return _check(row, item, explained, rule=rule, verdict="possible", note=note)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
-    note = _explanation(best, proper, explained, item, row.values[item.name].value)
+    note = _explanation(best, proper, explained, item, row.values[item.name])
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
 
 
@@ -215,20 +216,21 @@ def _explanation(
     proper: Sequence[Fact],
     explained: Fact | None,
     item: vocabulary.Field,
-    stated: float,
+    stated: Printed,
 ) -> str:
     """Return which alternative is shown, what the others say, and which wrong one fits."""
     parts = [best.variant] if best.variant else []
     if explained is not None and explained.variant:
         parts.append(f"the claim fits {explained.variant}")
+    times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
-        f"{show(_value_of(fact, item))} ({fact.variant})"
+        f"{show(_value_of(fact, item) * times)}{unit} ({fact.variant})"
         for fact in proper[:6]
         if fact is not best and fact.variant
     ]
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
-    if explained is None and (slip := _slip(stated, best.value)):
+    if explained is None and (slip := _slip(stated.value, best.value)):
         parts.append(slip)
     return "; ".join(parts)
 

@@ -47,7 +47,7 @@ SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
         *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
-        *("columns", "recommend", "strategies"),
+        *("columns", "compare", "recommend", "strategies"),
     }
 )
 # What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.

@@ -75,7 +75,9 @@ def register(subparsers: Subparsers) -> None:
             parser.add_argument(f"--{field}", help=f"only {what}")
         if name == "accelerators":
             parser.add_argument(
-                "--device", metavar="STRING", help="only the device of this driver string"
+                "--device",
+                metavar="STRING",
+                help="only the device of this driver string or start of a name",
             )
         add_json(parser, csv=True)
         parser.set_defaults(handler=handler)
@@ -227,16 +229,17 @@ def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFi
 
 
 def accelerators(options: argparse.Namespace) -> int:
-    """Print every accelerator, or the one of a driver string."""
+    """Print every accelerator, or those of a driver string or start of a name."""
     from scalebook.errors import CatalogError
     from scalebook.facts import catalog
 
     found = catalog.accelerators()
     if options.device is not None:
-        match = catalog.accelerator_for_device(options.device)
-        if match is None:
+        match, start = catalog.accelerator_for_device(options.device), options.device.lower()
+        named = tuple(one for one in found if start and one.name.lower().startswith(start))
+        found = (match,) if match else named
+        if not found:
             raise CatalogError(catalog.unknown_device(options.device))
-        found = (match,)
     shown = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
     rows = (
         (

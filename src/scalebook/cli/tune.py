@@ -132,7 +132,9 @@ def tune(options: argparse.Namespace) -> int:
     from scalebook.running import runner
 
     if options.budget_seconds is None and not options.dry_run:
-        raise ConfigError("--budget-seconds is missing. Give the seconds for all trials.")
+        raise ConfigError(
+            "--budget-seconds is missing. Give the seconds for all trials, or --dry-run."
+        )
     base = _sought(options)
     runs = runs_folder(options.runs)
     if options.dry_run:

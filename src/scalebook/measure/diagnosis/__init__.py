@@ -105,7 +105,9 @@ def _missing(found: Evidence) -> Iterator[str]:
         reason = (found.breakdown_reason or "").rstrip(".")
         yield f"{reason}: profile_steps=3 shows kernels, launch gaps and exposed communication."
     if found.on_gpu and found.metrics.measured_matmul_tflops is None:
-        yield f"{found.metrics.matmul_fraction_reason} 'scalebook probe' measures its ceilings."
+        reason = found.metrics.matmul_fraction_reason or ""
+        known = "scalebook probe" in reason
+        yield reason + " 'scalebook probe' measures its ceilings." * (not known)
     if found.on_gpu and not found.devices.devices:
         yield f"Clocks and power are not known: {found.devices.reason}"
     if found.metrics.steady is False:

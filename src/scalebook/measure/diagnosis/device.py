@@ -84,6 +84,10 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         compute = found.split.compute if found.split else None
         lost = max(1 - clocks.mean_mhz / peak, 0.0) * (min(compute, 1.0) if compute else 1.0)
     stated = () if lost is None else (f"The peak is stated at {peak:,.0f} MHz.",)
+    if lost:
+        stated += (f"At it, forward and backward would save up to {percent(lost)} of the step.",)
+    elif lost == 0:
+        stated += ("The mean is not below it: against the peak, nothing is lost.",)
     advice = {
         "power_cap": "Raise the power cap where it is below the board's own, or count energy too.",
         "heat": "Improve the cooling, and let the machine cool down between runs.",
@@ -125,11 +129,12 @@ def slow_device_rule(found: Evidence) -> Iterator[Finding]:
     usual = median(value for _, value in others)
     if slowest > (1 - SMALLEST) * usual:
         return
+    rest = "the other device at" if len(others) == 1 else "the median of the other devices was"
     yield Finding(
         rule="slow_device",
         says=(
-            f"{name} ran at {slowest:,.0f} MHz, the median of the other devices was "
-            f"{usual:,.0f} MHz: they wait for it."
+            f"{name} ran at {slowest:,.0f} MHz, {rest} {usual:,.0f} MHz: "
+            f"{'it waits' if len(others) == 1 else 'they wait'} for {name}."
         ),
         advice=(f"Look at the cooling and the power of {name}, or leave it out.",),
         step_fraction=1 - slowest / usual,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, number, percent
+from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.record import object_of
 
 GAPS, DATA, OPTIMIZER = 0.03, 0.02, 0.08  # smallest shares of the step that are worth a sentence
@@ -13,7 +14,10 @@ GAPS, DATA, OPTIMIZER = 0.03, 0.02, 0.08  # smallest shares of the step that are
 def launch_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the device waited for the host to ask it for something."""
     split = found.split
-    if split is None or split.launch_gaps is None or split.launch_gaps < GAPS:
+    waits, gaps = waiting_of(found), split.launch_gaps if split else None
+    if gaps is not None and split is not None and split.idle is not None and waits is not None:
+        gaps = min(gaps, waits.idle or 0.0)  # beyond what stages wait for each other
+    if split is None or gaps is None or gaps < GAPS:
         return
     words = ""
     if split.kernels_per_step and split.kernel_seconds:
@@ -22,7 +26,7 @@ def launch_rule(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="launch_gaps",
         says=(
-            f"The device waited {percent(split.launch_gaps)} of the step for the host to launch "
+            f"The device waited {percent(gaps)} of the step for the host to launch "
             f"its next kernel.{words}"
         ),
         advice=(
@@ -30,7 +34,7 @@ def launch_rule(found: Evidence) -> Iterator[Finding]:
             "cuda_graph=on replays a micro batch with one launch; fused kernels are fewer.",
             "Look for other work on the host's cores, and for slow ones.",
         ),
-        step_fraction=split.launch_gaps,
+        step_fraction=gaps,
         basis="measured",
         evidence={"kernels_per_step": split.kernels_per_step},
     )
@@ -41,11 +45,14 @@ def data_rule(found: Evidence) -> Iterator[Finding]:
     split = found.split
     if split is None or split.data is None or split.data < DATA:
         return
-    kept = "synthetic tokens" if not found.record.setting("data") else "the indexed dataset"
+    synthetic = not found.record.setting("data")
+    kept = "synthetic tokens" if synthetic else "the indexed dataset"
     yield Finding(
         rule="data",
         says=f"Fetching {kept} takes {percent(split.data)} of the step.",
-        advice=(
+        advice=("Look for other work on the host's cores, which make the tokens.",)
+        if synthetic
+        else (
             "Keep the dataset on a local disk or in memory, and read ahead of the step.",
             "Compare with synthetic tokens (data empty): the difference is the data's.",
         ),

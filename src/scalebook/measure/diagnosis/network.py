@@ -63,7 +63,9 @@ def _against(found: Evidence) -> Iterator[str]:
     if split.context_parallel_size > 1:
         yield "A smaller context_parallel_size, where the sequence then fits."
     if split.expert_parallel_size > 1:
-        yield "A smaller expert_parallel_size, or experts of one token's choice on one node."
+        yield "A smaller expert_parallel_size, where the experts then fit."
+        if split.world_size > (found.gpus_per_node or split.world_size):
+            yield "Keep expert_parallel_size within a node: tokens then cross no network."
     if split.data_parallel_size > 1:
         few = f" (now {batches})" if batches else ""
         yield (
@@ -139,13 +141,14 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
     words = ""
     if sent is not None and sent.tensor:
         evidence["tensor_parallel_gb"] = sent.tensor / GB
-        words = f" sends {sent.tensor / GB:.3g} GB per rank and step for it and"
+        words = f" sends {sent.tensor / GB:.3g} GB per rank and step and"
     yield Finding(
         rule="tensor_parallel_size",
         says=(
             f"tensor_parallel_size={split.tensor_parallel_size}{words} cuts every matrix product "
-            f"into {split.tensor_parallel_size} narrow ones, and half of it would fit: "
-            f"{need.gib:.3g} of {need.of_gib:.3g} GiB predicted."
+            f"into {split.tensor_parallel_size} narrow ones. The model would fit "
+            f"with tensor_parallel_size={size} too: {need.gib:.3g} of {need.of_gib:.3g} GiB "
+            "predicted."
         ),
         advice=(
             f"Try tensor_parallel_size={size} with twice the data parallel size.",

@@ -87,9 +87,21 @@ def waiting_of(found: Evidence) -> Waiting | None:
     imbalance_seen = min(explained[1], between + idle - bubble_seen)
     left = bubble_seen + imbalance_seen
     from_between = min(between, left)
-    return Waiting(
-        bubble_seen, imbalance_seen, between - from_between, max(idle - (left - from_between), 0.0)
-    )
+    # Or more: rank 0 is in the first stage, which waits for the last one's output layer.
+    first = (1 - bubble) * _first_stage_waits(found)
+    beyond = max(between - from_between - max(first - imbalance_seen, 0.0), 0.0)
+    return Waiting(bubble_seen, imbalance_seen, beyond, max(idle - (left - from_between), 0.0))
+
+
+def _first_stage_waits(found: Evidence) -> float:
+    """Return the fraction of a schedule without bubble in which the first stage waits."""
+    split, shape, head = found.parallelism, found.shape, head_fraction(found)
+    if split is None or shape is None or head is None or split.pipeline_parallel_size == 1:
+        return 0.0
+    stages, layers = split.pipeline_parallel_size, shape.num_layers
+    last = split.last_pipeline_stage_layers or layers / stages
+    first = (layers - last) / (stages - 1) * (1 - head) / layers
+    return 1 - first / max(first, last * (1 - head) / layers + head)
 
 
 def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
@@ -103,12 +115,14 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
         f"Twice the micro batches per step ({2 * batches}, by a larger global or a smaller micro "
         f"batch) leave {percent(doubled)}."
     ]
-    layers = found.shape.num_layers if found.shape else None
-    if layers and layers % (stages * chunks * 2) == 0 and batches % stages == 0:
-        halved = pipeline_bubble(stages, batches, 2 * chunks)
+    layers, last = found.shape.num_layers if found.shape else None, split.last_pipeline_stage_layers
+    smallest = min(last, (layers - last) // (stages - 1)) if layers and last else 2 * chunks
+    halved = layers and (last or layers % (stages * chunks * 2) == 0) and smallest >= 2 * chunks
+    if halved and batches % stages == 0:
+        later = pipeline_bubble(stages, batches, 2 * chunks)
         advice.append(
             f"virtual_pipeline_parallel_size={2 * chunks} (interleaved schedule) leaves "
-            f"{percent(halved)}, for more sends between stages."
+            f"{percent(later)}, for more sends between stages."
         )
     advice.append("Fewer stages have a smaller bubble, where the model then fits.")
     yield Finding(
@@ -174,6 +188,7 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
     head, shape = head_fraction(found), found.shape
     if head is None or shape is None or head < 0.15:
         return
+    fused = found.record.is_on("fused_cross_entropy") is True
     yield Finding(
         rule="vocabulary",
         says=(
@@ -182,7 +197,7 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
         ),
         advice=(
             "Do not carry the MFU of a model with few layers over to the whole one.",
-            "A fused cross entropy saves passes over the logits.",
+            *("A fused cross entropy saves passes over the logits.",) * (not fused),
         ),
         evidence={"output_layer_flops_fraction": head},
     )

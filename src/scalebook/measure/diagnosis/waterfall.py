@@ -57,8 +57,8 @@ class _Remaining:
         given = min(max(share, 0.0), self.left)
         if share > given + 0.005:
             self.notes.append(
-                f"{name} would be {percent(share)}, but {percent(given)} of the step is left: "
-                "it overlaps with parts before it, or an estimate is too high."
+                f"{name.replace('_', ' ')} would be {percent(share)}, but {percent(given)} of the "
+                "step is left: it overlaps with parts before it, or an estimate is too high."
             )
         self.left -= given
         self.parts.append(Part(name, given, basis))
