@@ -46,8 +46,7 @@ _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
     ("gpu_tflops", "model_tflops_per_second_per_gpu"),
 )  # fmt: skip
-# a unit must be written: a bare number may be anything
-_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
+_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")  # a bare number may be anything
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -571,21 +570,13 @@ def _given(
     return frozenset(told.keys() - stated)
 
 
-def _gpus(cell: str) -> str:
-    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
-    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
-        return str(int(told[1]) + 1)
-    told = vocabulary.pattern("nodes_by").match(cell)
-    return str(int(told[1]) * int(told[2])) if told else cell
-
-
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
     if "parameters" in column.field:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
-    cell = _gpus(cell) if column.field == "gpus" else cell
+    cell = vocabulary.gpus(cell) if column.field == "gpus" else cell
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None

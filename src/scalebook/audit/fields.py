@@ -116,3 +116,11 @@ def is_other(kind: str | None, unit: str) -> bool:
         any(factor(one, unit) for one in known)
         or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
     )
+
+
+def gpus(cell: str) -> str:
+    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
+    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
+        return str(int(told[1]) + 1)
+    told = pattern("nodes_by").match(cell)
+    return str(int(told[1]) * int(told[2])) if told else cell
