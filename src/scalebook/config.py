@@ -149,6 +149,11 @@ class RunConfig(BaseModel):
         modules = named_modules(self.recompute_modules)
         return Recomputed.of(self.recompute, self.recompute_method, self.recompute_layers, modules)
 
+    def again(self, layers: int, *modules: str) -> float:
+        """Return in which share of a model's layers the forward pass of a part runs again."""
+        stages, chunks = self.pipeline_parallel_size, self.virtual_pipeline_parallel_size
+        return self.recomputation.again(stages, chunks, layers, *modules)
+
     @property
     def data_parallel_size(self) -> int:
         """Replicas of the model."""

@@ -16,6 +16,9 @@ Seen on 2 cores that others used too (15 pages, 50 steps a run):
   of the 19.7 s before sparse rows were fitted and charts checked by the tests alone. The 125-run
   examples: 13.8 s of CPU time, 22 s on a busy machine; nothing changed, 1.4 s of CPU time.
 - 1,000 runs: 22 s of CPU time; nothing changed, 2 s.
+- Runs with telemetry, rank times and repeats, before and after records were read and settings
+  gathered once per process, on a busy machine: 1,000 runs 44 and 35 s of CPU time; 10,000 runs
+  266 and 220 s. Pages of 10,000 runs alone, in one process: 124 and 91 s of CPU time.
 
 All of that is of runs without telemetry, rank times and repeats. 1,000 runs with them, on a busy
 machine: 35 s of CPU time in one process, of which 22 s are pages; 57 s in two processes before

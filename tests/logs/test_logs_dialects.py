@@ -870,6 +870,13 @@ def test_a_process_that_exits_well_ends_a_run_unless_another_failed(tmp_path):
     [
         ("Epoch:[1/2]({n}0/40), loss: {loss}, lr: 0.0005, epoch_time: 49.0min", 80, 10, 30, None),
         ("Iteration {n}: loss={loss}", None, 1, 6, None),
+        (
+            "Epoch:[ 2/ 3], step:[ {n}/ 40], loss: {loss}, lr: 1e-4, global_norm: [2.5]",
+            120,
+            41,
+            43,
+            None,
+        ),
         ("{n}0/90 train_loss: {loss} train_time: 0.8m tok/s: 4096", 90, 10, 60, 4096.0),
         (
             "step {n} | loss {loss} | lr 1e-4 | grad 0.5 | 4.1k tok/s | mfu 37.5%",

@@ -21,7 +21,9 @@ from scalebook.report.base.frames import (
     SCHEMA,
     STEP_SCHEMA,
     TELEMETRY_SCHEMA,
+    _floats,
     load,
+    records,
     run_frame,
     telemetry_frame,
 )
@@ -321,3 +323,20 @@ def test_tables_hold_lists_and_times_in_either_form(tmp_path: Path) -> None:
     assert pl.read_csv(target / "runs.csv")["started_at"][0] == "2026-01-02T03:04:05.000Z"
     assert pl.read_parquet(target / "telemetry.parquet").height == 2
     assert pl.read_csv(target / "telemetry.csv")["time"][0] == "1970-01-01T00:16:40.000Z"
+
+
+def test_readings_that_are_no_number_are_missing_whatever_else_a_column_holds() -> None:
+    plain = [1.5, None, math.nan, math.inf, -2.0]
+    assert _floats(plain).to_list() == [1.5, None, None, None, -2.0]
+    assert _floats([*plain, 3, "4", 10**400]).to_list() == [
+        *(1.5, None, None, None, -2.0),
+        *(3.0, None, None),
+    ]
+
+
+def test_records_are_read_once_for_all_pages_of_a_build(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "one", config(), run_id="one")
+    data = load(tmp_path)
+    first = records(data)["one"]
+    (run / "record.json").write_text("{}")
+    assert records(data)["one"] is first

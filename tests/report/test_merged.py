@@ -104,7 +104,7 @@ def test_folders_are_merged_into_one_place_that_follows_their_runs(tmp_path: Pat
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         write_run(folder, folder.name, config(), run_id=folder.name)
-        shutil.copytree(next(ROOT.glob("runs/examples/probes/*")), folder / "probes/one")
+        shutil.copytree(next(ROOT.glob("runs/examples/probes/*")), folder / "probes" / folder.name)
     place = one_folder(folders, tmp_path / "cache")
     before = entries(place)
     assert set(before) == {"a", "b", "probes"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from simulated import H100, config, write_run
 
+from scalebook.measure.verdicts import differences as verdict_differences
 from scalebook.report.base import comparisons
 from scalebook.report.base.comparisons import Member, Pair
 from scalebook.report.base.frames import load
@@ -20,6 +21,7 @@ from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
 from scalebook.report.pages import comparison_page, cost_page, side_by_side
 from scalebook.report.site.rendering import ASSETS
+from scalebook.store import read_record
 
 MI300X = "AMD Instinct MI300X OAM"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -508,3 +510,20 @@ def test_a_reader_sees_the_two_sides_that_are_chosen_in_either_order(two: Path) 
     same = seen_by_a_reader(two, [("a", sides[0]), ("b", sides[0])], [])
     assert open_panels(same) == []
     assert 'data-none="">These two are one and the same' in same
+
+
+def test_the_settings_of_a_side_are_gathered_once_and_never_mistaken_for_those_of_its_namesake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "x", "one", config(micro_batch_size=1), run_id="one")
+    write_run(tmp_path / "y", "one", config(micro_batch_size=2), run_id="one")
+    first, second = (read_record(tmp_path / name / "one") for name in "xy")
+    seen: list[object] = []
+    whole = verdict_differences._settings
+    monkeypatch.setattr(
+        verdict_differences, "_settings", lambda record: [seen.append(record), whole(record)][1]
+    )
+    for _ in range(3):
+        found = verdict_differences.differences([first], [second])
+        assert "micro_batch_size" in {one.name for one in found}
+    assert len(seen) == 2

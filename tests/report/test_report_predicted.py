@@ -76,3 +76,15 @@ def test_a_folder_of_one_run_has_no_prediction_and_says_so(tmp_path: Path) -> No
     assert "two configurations at least" in page.findings(alone)._repr_markdown_()
     assert page.errors(alone) is page.rates(alone) is page.parts(alone) is None
     assert page.families(alone) is None
+
+
+def test_only_the_newest_measured_runs_with_a_rate_are_read_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = frames.load(root / "runs" / "examples")
+    known = data.completed.filter(source="measured")["run_id"].sort().to_list()
+    monkeypatch.setattr(page, "MOST_RUNS", 3)
+    assert page._newest(data) == set(known[-6:])
+    teaching = known_rates([data.folder], set(known[-6:]))[0]
+    assert {one.run_id for one in teaching} <= set(known[-6:])
+    assert teaching

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +67,29 @@ def saved(folder: Path, step: int, **layout: Any) -> Path:
 
 def name_latest(folder: Path, path: Path) -> None:
     (folder / keeper.LATEST).write_text(json.dumps({"name": path.name}))
+
+
+def test_training_does_not_wait_until_an_old_checkpoint_is_removed(tmp_path, monkeypatch):
+    kept = keeper.Keeper(SimpleNamespace(), tmp_path)
+    for step in (1, 2, 3):
+        saved(kept.folder, step)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        removed(path)
+
+    removed = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    removing = kept._prune(1)
+    assert begun.wait(60)
+    # Gone by name, so that nothing loads what is half removed; the files go later.
+    assert [path.name for path in kept.folder.glob("step-*")] == ["step-00000003"]
+    assert len(list(kept.folder.iterdir())) == 3
+    may_end.set()
+    removing.join()
+    assert [path.name for path in kept.folder.iterdir()] == ["step-00000003"]
 
 
 def test_without_a_marker_there_is_no_checkpoint(tmp_path: Path):

@@ -9,20 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from html.parser import HTMLParser
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.knowledge import accelerator_of, catalog_words
-from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
@@ -98,7 +94,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
     ]
     prose = "\n".join(line for line in text.splitlines() if "|" not in line)
-    counts = set(_pattern("gpus").findall(prose))
+    counts = set(vocabulary.pattern("gpus").findall(prose))
     tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
@@ -153,7 +149,11 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
     items, fence = list[tuple[int, str, str]](), ""
     for number, line in enumerate([*text.splitlines(), "", "#"], start=1):
         inside = fence in ("json", "yaml", "yml", "toml", "python")
-        item = _pattern("setting").fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
+        item = (
+            vocabulary.pattern("setting").fullmatch(line[:MOST_TEXT])
+            if inside
+            else _ITEM.match(line)
+        )
         intro = _INTRO.fullmatch(line.strip())
         if item is not None:
             name, value = _plain(item["name"].replace("_", " ")), _plain(item["value"].strip("\"'"))
@@ -208,7 +208,7 @@ def _devices(text: str) -> list[str]:
 
 def _context(text: str) -> dict[str, str]:
     """Return what a text says of all that stands below it: fields of which it names one value."""
-    text = re.sub(_data()["patterns"]["others"], " ", text)
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
     found: dict[str, set[str]] = {"accelerator": set(_devices(text)[:2])}
     names = {
         shape.name: re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", shape.name)
@@ -217,14 +217,14 @@ def _context(text: str) -> dict[str, str]:
     }
     bounded = {name: rf"(?<![\w.]){pattern}(?![\w.])" for name, pattern in names.items()}
     found["model"] = {name for name, pattern in bounded.items() if re.search(pattern, text.lower())}
-    for name, pattern in _data()["context"].items():
+    for name, pattern in vocabulary.headings()["context"].items():
         found[name] = {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
     """Give every table the device and its number that the one list of hardware states."""
-    pattern = _data()["setup"]["heading"]
+    pattern = vocabulary.headings()["setup"]["heading"]
     told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
     given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
     for sheet in sheets if "accelerator" in given else ():
@@ -241,7 +241,7 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         sheet = replace(sheet, given=given)
     cases = {
         key: [at for at, name in enumerate(names) if re.fullmatch(pattern, name)]
-        for key, pattern in _data()["cases"].items()
+        for key, pattern in vocabulary.headings()["cases"].items()
     }
     for at in cases["sizes"]:
         models = ["model" if _named(name, "") == "model" else "" for name in names]
@@ -286,7 +286,7 @@ def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
     """
     block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
     for number, line in enumerate([*text.splitlines(), "#"], start=1):
-        match = _pattern("peak").fullmatch(line)
+        match = vocabulary.pattern("peak").fullmatch(line)
         name = next(iter(_devices(match["name"] if match else "")), "")
         if match and _near(match["peak"], _rates(name)):
             told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))
@@ -377,29 +377,6 @@ def _plain(text: str) -> str:
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
 
 
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads((files("scalebook.audit") / "headings.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(_data()["patterns"][name], re.VERBOSE)
-
-
-def _factor(kind: str | None, unit: str) -> float | None:
-    return _data()["units"].get(kind, {}).get(unit.lower().strip(" ."))
-
-
-def _is_other(kind: str | None, unit: str) -> bool:
-    """Whether a unit is one of another kind: a switch's throughput in Tbps is none of tokens."""
-    known = [*_data()["units"]] if kind and unit and _factor(kind, unit) is None else []
-    return bool(known) and (
-        any(_factor(one, unit) for one in known)
-        or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     index: int
@@ -434,11 +411,11 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if field_name is None:
             later.append((index, name, unit))
             continue
-        kind = None if own else _data()["kinds"].get(field_name)
-        if _is_other(kind, unit):
+        kind = None if own else vocabulary.headings()["kinds"].get(field_name)
+        if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
-        key = f"{field_name} {_factor(kind, unit) or ''}"
+        key = f"{field_name} {vocabulary.factor(kind, unit) or ''}"
         found.setdefault(key, []).append(_Column(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
@@ -455,7 +432,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if settled is not None:
             single.append(_Column(index, settled, unit, None))
         elif name and index:  # the first column is what the rows are called
-            reasons = _data()["reasons"].items()
+            reasons = vocabulary.headings()["reasons"].items()
             reason = next(
                 (f": {why}" for heading, why in reasons if re.fullmatch(heading, name)), ""
             )
@@ -476,17 +453,17 @@ def _shown(sheet: Sheet, index: int) -> str:
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
     for kind, field_name in _RATES[:2]:
-        if _factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
+        if vocabulary.factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
             return field_name
     named = f"{name} {unit}".strip()
-    for field_name, patterns in _data()["fields"].items():
+    for field_name, patterns in vocabulary.headings()["fields"].items():
         if any(re.fullmatch(pattern, text) for pattern in patterns for text in (name, named)):
             return field_name
     return None
 
 
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
-    for field_name, rule in _data()["settled"].items():
+    for field_name, rule in vocabulary.headings()["settled"].items():
         fits = re.fullmatch(rule["heading"], name) and field_name not in found
         missing = [one for one in rule["without"] if one in found]
         if fits and not missing and any(one in found for one in rule["beside"]):
@@ -561,9 +538,8 @@ def _row(
         values.setdefault(name, value)
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     if values.keys() >= {"before", "after", "increase"}:
-        stated, values = len(values), _improved(values, at)
-        if len(values) < stated:
-            unread.append(f"{at['increase']!r} as a part of {at['before']!r}, line {line}")
+        stated, values = len(values), improved(values, at)
+        unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
@@ -574,26 +550,6 @@ def _row(
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
     return row if values.keys() - given or "architecture" in words else None
-
-
-def _improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Printed]:
-    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time.
-
-    The improvement is left out where it is a difference, or before and after differ in their unit.
-    """
-    cell, stated = at["increase"], values["increase"]
-    units = {re.sub(r"(?i)[\d.,\s~+]+[KMBT]?\b", "", at[name]) for name in ("before", "after")}
-    times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
-    fell = values["after"].value < values["before"].value
-    found = {name: value for name, value in values.items() if name != "increase"}
-    if len(units - {""}) > 1 or not (times or "%" in stated.text or abs(stated.value) < 1):
-        return found
-    if not times and (not fell or stated.value < 0):
-        return values
-    found["ratio" if times else "reduction"] = values["increase"]
-    if times and fell:  # of a time: before over after
-        found |= {"before": values["after"], "after": values["before"]}
-    return found
 
 
 def _given(
@@ -614,22 +570,14 @@ def _given(
     return frozenset(told.keys() - stated)
 
 
-def _gpus(cell: str) -> str:
-    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
-    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
-        return str(int(told[1]) + 1)
-    told = _pattern("nodes_by").match(cell)
-    return str(int(told[1]) * int(told[2])) if told else cell
-
-
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
     if "parameters" in column.field:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
-    cell = _gpus(cell) if column.field == "gpus" else cell
-    match = _pattern("number").match(cell)
+    cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
+    match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
     unit = (match["unit"] or "").strip() or column.unit
@@ -637,9 +585,9 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     kind = column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
         for other, field_name in _RATES:
-            if _factor(other, unit):
+            if vocabulary.factor(other, unit):
                 name, kind = field_name, other
-    factor = _factor(kind, unit) if kind else 1.0
+    factor = vocabulary.factor(kind, unit) if kind else 1.0
     if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
         return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
@@ -670,12 +618,12 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
-    if told := _pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
+    if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
         yield "nodes", read_printed(told[1], exact=True)
         yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
         return
     for name in ("gpus", "nodes"):
-        found = set(_pattern(name).findall(text))
+        found = set(vocabulary.pattern(name).findall(text))
         if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
@@ -88,3 +89,38 @@ def unknown_field(name: str) -> str:
 def exact_quantities() -> frozenset[str]:
     """Return the quantities that are counts."""
     return frozenset(item.quantity for item in fields().values() if item.exact)
+
+
+@cache
+def headings() -> dict[str, Any]:
+    """Return what a heading of somebody's document means, which units there are, and patterns."""
+    path = files("scalebook.audit").joinpath("headings.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def pattern(name: str) -> re.Pattern[str]:
+    """Return a pattern of a cell or a line."""
+    return re.compile(headings()["patterns"][name], re.VERBOSE)
+
+
+def factor(kind: str | None, unit: str) -> float | None:
+    """Return what a number in this unit of a kind is multiplied by; None where it is none."""
+    return headings()["units"].get(kind, {}).get(unit.lower().strip(" ."))
+
+
+def is_other(kind: str | None, unit: str) -> bool:
+    """Return whether a unit is of another kind: a switch's throughput in Tbps is not of tokens."""
+    known = [*headings()["units"]] if kind and unit and factor(kind, unit) is None else []
+    return bool(known) and (
+        any(factor(one, unit) for one in known)
+        or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
+    )
+
+
+def count_gpus(cell: str) -> str:
+    """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
+    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
+        return str(int(told[1]) + 1)
+    told = pattern("nodes_by").match(cell)
+    return str(int(told[1]) * int(told[2])) if told else cell

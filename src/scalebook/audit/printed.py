@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scalebook.errors import ClaimError
@@ -156,3 +157,23 @@ def _range(text: str) -> tuple[str, str] | None:
 def _between(low: str, high: str) -> tuple[Interval, Interval]:
     value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
     return value, value
+
+
+def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Printed]:
+    """Return before, after and an improvement as what it is: ``2.5x``, or less of a time.
+
+    The improvement is left out where it is a difference, or before and after differ in their unit.
+    """
+    cell, stated = at["increase"], values["increase"]
+    units = {re.sub(r"(?i)[\d.,\s~+]+[KMBT]?\b", "", at[name]) for name in ("before", "after")}
+    times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
+    fell = values["after"].value < values["before"].value
+    found = {name: value for name, value in values.items() if name != "increase"}
+    if len(units - {""}) > 1 or not (times or "%" in stated.text or abs(stated.value) < 1):
+        return found
+    if not times and (not fell or stated.value < 0):
+        return values
+    found["ratio" if times else "reduction"] = values["increase"]
+    if times and fell:  # of a time: before over after
+        found |= {"before": values["after"], "after": values["before"]}
+    return found

@@ -107,7 +107,8 @@ _STEP = re.compile(
 )
 _BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
 _EPOCH = re.compile(
-    r"\bEpoch(?:\(train\))?:? *\[(\d{1,6})(?:/(\d{1,6}))?\] *[\[(] *(\d{1,9})/(\d{1,9})[\])]"
+    r"\bEpoch(?:\(train\))?:? *\[ *(\d{1,6})(?:/ *(\d{1,6}))?\](?:, step:)? *"
+    r"[\[(] *(\d{1,9})/ *(\d{1,9})[\])]"
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
@@ -172,14 +173,14 @@ def _named() -> re.Pattern[str]:
 
 def _step_at(line: str, row: dict[str, float]) -> int | None:
     """Add the step that a line states, if any; return the steps in all."""
+    if found := _EPOCH.search(line):  # before steps: these are steps of an epoch
+        epoch, epochs, done, each = (integer(digits or "0") for digits in found.groups())
+        row["step"] = float(max(epoch - 1, 0) * each + done)
+        return epochs * each or None
     if found := _STEP.search(line):
         row["step"] = float(integer(found[1] or found[3] or found[5]))
         total = found[2] or found[4] or found[6]
         return integer(total) if total else None
-    if found := _EPOCH.search(line):
-        epoch, epochs, done, each = (integer(digits or "0") for digits in found.groups())
-        row["step"] = float(max(epoch - 1, 0) * each + done)
-        return epochs * each or None
     if found := _BATCH.search(line):
         row["step"] = float(integer(found[1]))
     elif bar := bar_state(line):

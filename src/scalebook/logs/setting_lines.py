@@ -87,7 +87,7 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
     "atch size", "teps = ", "GPUs = ", "length", "orld", " --", "dtype", "DTYPE", "precision",
-    "MEMBER",
+    "'--", "MEMBER",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size)"

@@ -143,6 +143,7 @@ def amounts(
     config = config.unpacked()
     job = _Job(config, shape, machine, switches(config, shape, ran))
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
+    batches = config.num_microbatches
     launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
     launched = [_waits(stage) for stage in launches]
     slowest = max(range(len(stages)), key=lambda at: _believed(stages[at]) + launched[at])
@@ -151,7 +152,7 @@ def amounts(
     for number, stage in enumerate(stages):
         for kind, seconds in stage.items():
             if number == slowest:
-                total[kind] += config.num_microbatches * seconds
+                total[kind] += batches * seconds
             else:
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
@@ -162,14 +163,11 @@ def amounts(
     total["expert_launch"] = _waits(experts)
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
     idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
-    total["launch"] = config.num_microbatches * launched[slowest] + idle["launch"]
+    total["launch"] = batches * launched[slowest] + idle["launch"]
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
-        {
-            "launch": config.num_microbatches * _unsure(launches[slowest]),
-            "expert_launch": _unsure(experts),
-        },
+        {"launch": batches * _unsure(launches[slowest]), "expert_launch": _unsure(experts)},
     )
 
 
@@ -191,12 +189,6 @@ def _unsure(launches: Launches) -> float:
             first, second = mean * below + at, (mean**2 + spread**2) * below + mean * at
             found += max(second - first**2, 0.0) ** 0.5
     return found
-
-
-def _again(config: RunConfig, shape: ModelShape, *modules: str) -> float:
-    """Return the share of the layers in which the forward pass of a part of these runs again."""
-    sizes = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    return config.recomputation.again(*sizes, shape.num_layers, *modules)
 
 
 def _slowest_of(ranks: int) -> float:
@@ -269,8 +261,8 @@ class _Job:
             return []
         dense = sum(not is_moe(self.shape, one) for one in layers)
         kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
-        last = number == self.config.pipeline_parallel_size - 1
-        after = self.head() if last else {}  # by then the host has launched the layers
+        # By the output layer the host has launched the layers.
+        after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
         busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
         third = _believed(busy) / 3
         if self.own_kernels and self.on["overlap_tensor_parallel"]:
@@ -337,10 +329,10 @@ class _Job:
             short = (1 / shape.hidden_size + 1 / shape.moe.ffn_hidden_size) / 2
             experts *= (1 + _TILE_ENDS * short) / (1 + _TILE_ENDS * _FITTED_EXPERTS)
         inside = ("moe", "shared_experts") if moe else ("mlp",)
-        third = 1 + _again(config, shape, *inside) / 3
-        again = 1 + _again(config, shape, *inside[:1]) / 3
+        third = 1 + config.again(shape.num_layers, *inside) / 3
+        again = 1 + config.again(shape.num_layers, *inside[:1]) / 3
         elements = factor * shape.hidden_size * dense * third
-        elements += attention_projections(shape) * (1 + _again(config, shape) / 3)
+        elements += attention_projections(shape) * (1 + config.again(shape.num_layers) / 3)
         if shape.mla and "mla_up_proj" in config.recomputation.modules:
             elements += mla_up_elements(shape, shape.mla) / 3
         flops = 6 * self.tokens * elements / config.tensor_parallel_size
@@ -387,7 +379,7 @@ class _Job:
                 inside = _WINDOW_KERNEL * (seen + _WINDOW_BLOCK)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
-        flops *= 1 + _again(config, shape, "core_attn") / 3
+        flops *= 1 + config.again(shape.num_layers, "core_attn") / 3
         name = "fp32" if config.precision == "fp32" else "bf16"
         seconds = flops / self.machine.flops(name)
         if self.machine.is_gpu:
@@ -408,7 +400,7 @@ class _Job:
         wide = traffic.mlp_width(shape, tensor, share, moe=moe)
         forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
         values = forward + backward
-        values += forward * _again(config, shape)
+        values += forward * config.again(shape.num_layers)
         modules = set(config.recomputation.modules)
         inside = {"moe", "moe_act"} if moe else {"mlp"}
         if config.recompute == "pointwise" or "layernorm" in modules:
@@ -454,13 +446,13 @@ class _Job:
                 self.tokens,
                 element_bytes=each,
                 sequence_parallel=spread,
-                again=_again(config, shape),
+                again=config.again(shape.num_layers),
             )
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
         if ranks > 1:
             whole = self.tokens * ranks
-            again = _again(config, shape, "core_attn")
+            again = config.again(shape.num_layers, "core_attn")
             size = communication.context_ring_bytes(
                 shape, ranks, whole, element_bytes=each, again=again
             )
@@ -473,7 +465,7 @@ class _Job:
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
             own = self.tokens * self.replicated
-            again = _again(config, shape, "moe")
+            again = config.again(shape.num_layers, "moe")
             size = communication.expert_bytes(shape, ranks, own, element_bytes=each, again=again)
             stride = config.expert_tensor_parallel_size
             _add(found, self.sent("expert_exchange", size, ranks, stride))

@@ -109,10 +109,11 @@ class LineDialect(Dialect):
 
     def _stated(self, line: str) -> None:
         """Take sizes and the peak of memory in words that trainers share."""
-        for name, value in setting_lines.stated(line):
-            self.out.tell(name, value, weak=True)
-        for name, value in setting_lines.banner(line):
-            self.out.tell(name, value)
+        if any(piece in line for piece in setting_lines.STATED_PIECES):
+            for name, value in setting_lines.stated(line):
+                self.out.tell(name, value, weak=True)
+            for name, value in setting_lines.banner(line):
+                self.out.tell(name, value)
         if peak := setting_lines.peak_gib(line):
             known = self.out.job.details.get("peak_allocated_gib")
             self.out.job.details["peak_allocated_gib"] = max(

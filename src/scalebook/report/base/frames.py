@@ -356,16 +356,9 @@ def collect(
     folder: Path, runs: Sequence[Run], problems: Iterable[str], measure: Measure = each
 ) -> ReportData:
     """Return the data of these runs; a run that can't be measured becomes a problem."""
-    found: list[str] = list(problems)
-    unique: dict[str, Run] = {}
     run_schema()  # what is wrong with a metric of the user's is said once, not for each run
-    for run in runs:
-        run_id = run.record.run_id
-        found += [f"{run.path}: {problem}" for problem in run.problems]
-        if run_id in unique:
-            found.append(f"{run.path} repeats run {run_id} of {unique[run_id].path}: not shown")
-        else:
-            unique[run_id] = run
+    unique, found = _unique(runs)
+    found = [*problems, *found]
     results = dict(zip(unique, measure(list(unique.values())), strict=True))
     told = {run_id: one for run_id, one in results.items() if not isinstance(one, str)}
     kept = {run_id: unique[run_id] for run_id in told}
@@ -404,6 +397,20 @@ def collect(
         directories={run_id: run.path for run_id, run in kept.items()},
         diagnoses={run_id: one.diagnosis for run_id, one in told.items() if one.diagnosis},
     )
+
+
+def _unique(runs: Sequence[Run]) -> tuple[dict[str, Run], list[str]]:
+    """Return the runs by id, the first of each, and what is wrong with them."""
+    unique: dict[str, Run] = {}
+    found: list[str] = []
+    for run in runs:
+        run_id = run.record.run_id
+        found += [f"{run.path}: {problem}" for problem in run.problems]
+        if run_id in unique:
+            found.append(f"{run.path} repeats run {run_id} of {unique[run_id].path}: not shown")
+        else:
+            unique[run_id] = run
+    return unique, found
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:

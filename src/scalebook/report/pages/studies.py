@@ -595,7 +595,7 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
     apart = one.drill.largest_loss_difference
-    again += "" if one.drill.passed or not apart else f", but its losses differ by {percent(apart)}"
+    again += "" if one.drill.passed or not apart else f", losses off by {percent(apart)}"
     words = Markup("{} continued {} after a kill{}.")
     link = run_link(one.run["run_id"], duration(one.drill.next_step_seconds))
     verdict = words.format(on(one.run), link, again)

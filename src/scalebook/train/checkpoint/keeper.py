@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +48,11 @@ class _Save:
     started_at: str
 
 
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
 @dataclass(slots=True)
 class Keeper:
     """Saves and loads the checkpoints of a run; every rank has one and calls it alike."""
@@ -59,6 +65,7 @@ class Keeper:
     _blocked: float = 0.0  # seconds that training has waited for the pending save
     _last: int = field(default=0)  # steps done at the last save or load
     _preparing: threading.Thread | None = None
+    _removing: threading.Thread | None = None
 
     @classmethod
     def open(cls, trainer: Trainer, output: Path) -> Keeper:
@@ -106,7 +113,7 @@ class Keeper:
         self._poll(blocking=True)
         if self._first_rank and self.folder.is_dir():
             keep = self.trainer.config.checkpoint_keep
-            self._prune(keep if completed else max(keep, 1))
+            self._prune(keep if completed else max(keep, 1)).join()
             if latest(self.folder) is None:
                 shutil.rmtree(self.folder)
 
@@ -174,13 +181,22 @@ class Keeper:
         blocked = seconds if waited is None else self._blocked + waited + end - began
         self._tell("save", save.started_at, seconds, blocked, path)
 
-    def _prune(self, keep: int) -> None:
-        """Remove all but the newest checkpoints, and what a kill left unfinished."""
+    def _prune(self, keep: int) -> threading.Thread:
+        """Begin to remove all but the newest checkpoints, and what a kill left unfinished.
+
+        Training does not wait for it: a file system takes a second for some gigabytes.
+        """
+        if self._removing is not None:
+            self._removing.join()
         whole = sorted(self.folder.glob("step-*"))
         pending = self._pending.temporary if self._pending else None
         unfinished = [path for path in self.folder.glob(f"{UNFINISHED}*") if path != pending]
-        for path in [*whole[: max(len(whole) - keep, 0)], *unfinished]:
-            shutil.rmtree(path)
+        for path in whole[: max(len(whole) - keep, 0)]:
+            hidden = path.with_name(f"{UNFINISHED}{path.name}-{time.monotonic_ns()}")
+            unfinished.append(path.rename(hidden))
+        self._removing = threading.Thread(target=_remove, args=(unfinished,), daemon=True)
+        self._removing.start()
+        return self._removing
 
     def _tell(self, kind: Any, started_at: str, seconds: float, blocked: float, path: Path) -> None:
         record = CheckpointRecord(

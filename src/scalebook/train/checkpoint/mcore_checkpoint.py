@@ -156,17 +156,6 @@ def _data_only() -> Generator[None]:
             os.environ[_FORCE] = before
 
 
-def _refuse_buffers(table: Any, directory: Path) -> None:
-    """Raise ConfigError where the optimizer lies by its buffers, as once with experts too."""
-    if any("distributed.dp_group_idx_" in name for name in table.state_dict_metadata):
-        raise ConfigError(
-            f"{directory} holds the optimizer by the buffers of its ranks (dp_reshardable). The "
-            "optimizer of a model with experts is read by names of parameters only "
-            "(fully_reshardable). Load it with the version of Scalebook that saved it, or train "
-            "without load_checkpoint."
-        )
-
-
 def load(state: dict[str, Any], directory: Path, kind: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a checkpoint, in the place of a sharded state; every rank must call.
 
@@ -175,9 +164,14 @@ def load(state: dict[str, Any], directory: Path, kind: dict[str, Any]) -> dict[s
     Raises:
         ConfigError: reading the checkpoint could run code, or its optimizer is of another kind.
     """
-    table = refuse_code(directory)
-    if "fully_reshardable" in kind.values():
-        _refuse_buffers(table, directory)
+    names = getattr(refuse_code(directory), "state_dict_metadata", ())
+    buffers = any("distributed.dp_group_idx_" in name for name in names)
+    if buffers and "fully_reshardable" in kind.values():  # as once with experts too
+        raise ConfigError(
+            f"{directory} holds the optimizer by the buffers of its ranks (dp_reshardable). That "
+            "of experts is read by names of parameters only (fully_reshardable). Load the "
+            "checkpoint with the version that saved it, or train without load_checkpoint."
+        )
     with warnings.catch_warnings(), _data_only():
         warnings.simplefilter("ignore", FutureWarning)
         try:
