@@ -591,7 +591,7 @@ def test_a_difference_and_two_units_are_not_read_as_a_share(before, after, impro
     text = f"Metric,Before,After,Improvement\nA,{before},{after},{improvement}\n"
     claims = read_document(text, ".csv", "a.csv")
     assert wrong(claims) == []
-    assert claims.unread == (f"'{improvement}' as a part of '{before}', line 2",)
+    assert claims.unread == (f"'{improvement}' of '{before}', line 2",)
 
 
 def test_a_column_that_says_lora_counts_two_thirds_of_the_flops():

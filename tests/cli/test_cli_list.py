@@ -330,6 +330,14 @@ def test_a_path_that_no_file_can_have_is_one_line_and_exit_code_2(command, capsy
     assert error.count("\n") == 1
 
 
+def test_an_unknown_argument_is_answered_with_the_help_of_its_command(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "--jsn"])
+    assert ended.value.code == 2
+    said = "scalebook list: unrecognized arguments: --jsn. See scalebook list --help.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["list", str(tmp_path)])

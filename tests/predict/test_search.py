@@ -99,6 +99,12 @@ def test_layouts_with_more_recomputation_than_one_that_fits_are_left_out() -> No
     assert all(one.config.recompute != "none" for one in large.candidates)
 
 
+def test_layouts_that_are_illegal_are_left_out_as_such() -> None:
+    found = search.layouts(config(precision="fp4"), predictor("h100"))
+    assert found.candidates == ()
+    assert set(found.left_out) == {"illegal: precision", "illegal: layers"}
+
+
 def test_a_search_ends_after_its_most_layouts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_MOST", 10)
     found = search.layouts(config(), predictor("h100"))

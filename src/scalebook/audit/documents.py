@@ -46,7 +46,8 @@ _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
     ("gpu_tflops", "model_tflops_per_second_per_gpu"),
 )  # fmt: skip
-_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")  # a bare number may be anything
+# a unit must be written: a bare number may be anything
+_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -538,8 +539,7 @@ def _row(
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     if values.keys() >= {"before", "after", "increase"}:
         stated, values = len(values), improved(values, at)
-        if len(values) < stated:
-            unread.append(f"{at['increase']!r} as a part of {at['before']!r}, line {line}")
+        unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
@@ -576,7 +576,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         cell = _MIXED_SIZE.sub(r"\1", cell)
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
-    cell = vocabulary.gpus(cell) if column.field == "gpus" else cell
+    cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None

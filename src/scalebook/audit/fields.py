@@ -118,7 +118,7 @@ def is_other(kind: str | None, unit: str) -> bool:
     )
 
 
-def gpus(cell: str) -> str:
+def count_gpus(cell: str) -> str:
     """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
     if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
         return str(int(told[1]) + 1)

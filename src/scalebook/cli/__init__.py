@@ -111,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     """Run one command, whose output may hold anything that others wrote."""
     rest = _take_catalog(arguments)
-    options = build_commands(rest[0] if rest else None)[0].parse_args(rest)
+    parser = build_commands(rest[0] if rest else None)[0]
+    options, unknown = parser.parse_known_args(rest)
+    if unknown:
+        parser.prog += f" {options.command}"  # whose help lists what is known
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does

@@ -378,7 +378,7 @@ def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     if rows:
         print_table(("layout", "GiB", "fits", "tokens/s/GPU", "low", "high"), rows)
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
-        print(f"  left out: {count} ({reason.replace('_', ' ')})")
+        print(f"  left out: {count:,} ({reason.replace('_', ' ')})")
 
 
 def _rates(found: Prediction | Standing) -> tuple[str, ...]:

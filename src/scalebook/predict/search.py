@@ -86,7 +86,8 @@ def layouts(
             continue
         problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
         if not legality.is_legal(problems):
-            left_out[next(one.rule for one in problems if one.severity == "error")] += 1
+            rule = next(one.rule for one in problems if one.severity == "error")
+            left_out[f"illegal: {rule.replace('_', ' ')}"] += 1
             continue
         verdict = fit.verdict(fit.estimate(config, shape).total_gib, accelerator)
         if verdict.fits is False:
