@@ -538,6 +538,8 @@ def test_parts_add_up_to_the_step_whatever_ran(seed: int, tmp_path: Path):
         ("aten::mul", "elementwise"),
         ("gloo:all_gather", "communication"),
         ("my_own_kernel", "other"),
+        ("Memcpy PtoP (Device -> Device)", "communication"),
+        ("Memcpy DtoD (Device -> Device)", "copy"),
     ],
 )  # fmt: skip
 def test_a_kernel_is_sorted_by_its_name(name: str, kind: str):
@@ -552,6 +554,7 @@ def test_collectives_are_told_from_names():
         "ncclDevKernel_SendRecv": "send_receive",
         "ncclDevKernel_Generic_1": "other",
         "gloo:recv": "send_receive",
+        "Memcpy PtoP (Device -> Device)": "peer_copy",
         "c10d::alltoall_base_": "all_to_all",
     }
     assert {name: collective_of(name) for name in names} == names

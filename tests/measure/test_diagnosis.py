@@ -1070,6 +1070,10 @@ def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healt
     assert at.basis == "computed"
     (advice,) = at.advice
     assert advice.startswith("Raise the power cap")
+    capped = clocked(healthy, 1600.0)  # an H200 has 700 W
+    capped = replace(capped, devices=replace(capped.devices, power_cap_watts=700.0))
+    own = finding(device_rules.clock_rule, capped)
+    assert own is not None and own.advice[0].startswith("The cap is the board's own")
     hot = replace(clocked(healthy, 1600.0).devices, throttle_fractions={"hw_thermal_slowdown": 1.0})
     cool = finding(device_rules.clock_rule, replace(healthy, devices=hot))
     assert cool is not None and cool.advice[0].startswith("Improve the cooling")

@@ -23,7 +23,7 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "data")
 _PATTERNS: dict[Kind, str] = {
     "communication": (
         r"nccl|rccl|msccl|gloo:|^c10d::|^mpi:|nvshmem|userbuffers|multimem_|cross_device_reduce"
-        r"|one_shot_all|two_shot_all|deep_ep::|allreduce_kernel"
+        r"|one_shot_all|two_shot_all|deep_ep::|allreduce_kernel|^memcpy ptop"
     ),
     "optimizer": r"adam|multi_tensor_apply|multi_tensor_l2norm|_foreach_|fusedlamb",
     "attention": r"flash|fmha|attention|sdpa|attn_(?:fwd|bwd)|bwd_kernel_d[kq]|_dot_product_",
@@ -57,6 +57,7 @@ _COLLECTIVES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("all_to_all", re.compile(r"all_?to_?all|deep_ep", re.IGNORECASE)),
     ("send_receive", re.compile(r"send|recv|receive|pipeline", re.IGNORECASE)),
     ("broadcast", re.compile(r"broadcast|\bbcast", re.IGNORECASE)),
+    ("peer_copy", re.compile(r"^memcpy ptop", re.IGNORECASE)),
     ("other", re.compile(r"^(?:gather|scatter)$")),  # torch's names; NCCL runs them as sends
 )
 SENDS, EXPERTS, RING = "send_receive", "expert_all_to_all", "context_ring"
@@ -68,6 +69,7 @@ COLLECTIVES = {
     SENDS: "sends and receives between stages",
     EXPERTS: "the all-to-all of experts",
     RING: "the ring of context parallelism",
+    "peer_copy": "copies from device to device",
     "other": "collectives that their kernel's name does not show",
 }
 

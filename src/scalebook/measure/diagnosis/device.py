@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import median
 
@@ -88,8 +89,11 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         stated += (f"At it, forward and backward would save up to {percent(lost)} of the step.",)
     elif lost == 0:
         stated += ("The mean is not below it: against the peak, nothing is lost.",)
+    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
+    own = device is not None and (devices.power_cap_watts or 0) >= (device.tdp_watts or math.inf)
+    power = "The cap is the board's own: compare energy per token as well."
     advice = {
-        "power_cap": "Raise the power cap where it is below the board's own, or count energy too.",
+        "power_cap": power if own else "Raise the power cap, or compare energy per token as well.",
         "heat": "Improve the cooling, and let the machine cool down between runs.",
     }
     yield Finding(
