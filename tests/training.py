@@ -58,9 +58,10 @@ def without_torchrun(config: RunConfig, *, config_path: Path, output: Path, **_:
     return launch.Launch((*program, *arguments), ())
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """Return an environment in which ``fake_trainer`` can be imported."""
-    places = [str(FAKES), *filter(None, [os.environ.get("PYTHONPATH")])]
+def environment(*, stand_in: bool = False, **variables: str) -> dict[str, str]:
+    """Return an environment with ``fake_trainer``, and a stand-in for torchrun where asked for."""
+    fakes = [str(FAKES / "launcher"), str(FAKES)] if stand_in else [str(FAKES)]
+    places = [*fakes, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **variables}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import FAKES
+from training import environment
 
 from scalebook import store
 from scalebook.cli import main
@@ -450,14 +450,15 @@ def test_bad_input_to_tune_ends_with_code_2(capsys, arguments: tuple[str, ...], 
     assert says in capsys.readouterr().err
 
 
+FAKE = ("--trainer", "fake_trainer")
 FIXED = ("micro_batch_size=4", "pipeline_parallel_size=1", "data_parallel_sharding=optimizer")
-RANKS = ("--platform", "cpu", "--model", "tiny-llama", "--gpus", "2", "--sequence-length", "128")
+ASKED_CPU = ("--platform", "cpu", "--model", "tiny-llama", "--sequence-length", "128")
 
 
 def tuned(runs: Path, capsys, fixed: tuple[str, ...], *more: str) -> tuple[int, dict[str, Any]]:
-    """Tune two processes by the command; return its code and what it printed."""
+    """Tune processes on this machine by the command; return its code and what it printed."""
     space = [word for one in fixed for word in ("--set", one)]
-    asked = [*RANKS, "--json", "--runs", str(runs), "--budget-seconds", "300", *space, *more]
+    asked = [*ASKED_CPU, "--json", "--runs", str(runs), "--budget-seconds", "300", *space, *more]
     return main(["tune", *asked]), json.loads(capsys.readouterr().out)
 
 
@@ -470,8 +471,8 @@ def test_tuning_two_processes_finds_the_layout_that_trying_all_of_them_finds(
     seconds = {"tensor_parallel_size": 0.5, "context_parallel_size": 0.7}
     monkeypatch.setenv("FAKE_FACTORS", json.dumps(seconds))
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.05")
-    monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    code, found = tuned(tmp_path, capsys, FIXED, "--trainer", "fake_trainer")
+    monkeypatch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
+    code, found = tuned(tmp_path, capsys, FIXED, "--gpus", "2", *FAKE)
     assert (code, found["end"]) == (0, "separated")
     assert found["winner"]["config"]["tensor_parallel_size"] == 2
     assert found["runner_up"]["config"]["context_parallel_size"] == 2
@@ -484,11 +485,11 @@ def test_tuning_two_processes_finds_the_layout_that_trying_all_of_them_finds(
 
 @pytest.mark.slow
 def test_tuning_trains_and_its_records_say_what_for(tmp_path: Path, capsys) -> None:
-    fixed = (*FIXED, "tensor_parallel_size=1", "context_parallel_size=1")
-    code, found = tuned(tmp_path, capsys, fixed, "--global-batch-size", "16")
+    sizes = ("--gpus", "1", "--global-batch-size", "8")
+    code, found = tuned(tmp_path, capsys, FIXED, *sizes)
     records = [store.read_record(one) for one in store.run_directories(tmp_path)]
     assert {one.status for one in records} == {"completed"}
-    assert {one.schedule["plan"] for one in records} == {"tune-tiny-llama-2"}
+    assert {one.schedule["plan"] for one in records} == {"tune-tiny-llama-1"}
     assert {one.schedule["kind"] for one in records} == {"tune"}
     (full,) = (one.run_id for one in records if RESULT in one.schedule)
     # A full run whose steps drift, as other work on the machine makes them, is no answer.

@@ -1,1 +1,1 @@
-"""A stand-in for torch that can start one process, and nothing else."""
+"""A stand-in for torch that can start processes, and nothing else."""
