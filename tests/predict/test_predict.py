@@ -566,7 +566,7 @@ def test_a_layout_is_as_wide_as_its_own_errors_and_those_of_all_say(made) -> Non
 def test_every_layout_is_a_candidate_or_left_out_once(made) -> None:
     base = config(model="llama3.1-8b@8", world_size=4, global_batch_size=32)
     found = search.layouts(base, made)
-    assert found.left_out["layers"] > 0  # that a rule forbids
+    assert found.left_out["illegal: layers"] > 0  # that a rule forbids
     count = sum(1 for _ in search._variations(base, catalog.model(base.model), 8, ()))
     assert len(found.candidates) + sum(found.left_out.values()) == count
 
