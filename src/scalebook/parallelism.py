@@ -28,18 +28,21 @@ def last_stage_sizes(layers: int, stages: int) -> list[int]:
     return [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
 
 
+def stage_shares(stages: int, last: int, layers: int, head: float) -> tuple[float, float]:
+    """Return the shares of the work of each stage but the last, and of that, as ``stages_wait``."""
+    if not last:
+        return (1 - head) / stages, (1 - head) / stages + head
+    layer = (1 - head) / layers
+    return (layers - last) / (stages - 1) * layer, last * layer + head
+
+
 def stages_wait(stages: int, last: int, layers: int, head: float) -> float:
     """Return the fraction of a schedule without bubble in which stages wait for the slowest.
 
     ``last`` are the layers of the last stage, 0 where it has as many as the others; ``head`` is the
     output layer's share of the FLOPs.
     """
-    if last:
-        layer = (1 - head) / layers
-        longest = max((layers - last) / (stages - 1) * layer, last * layer + head)
-    else:
-        longest = (1 - head) / stages + head
-    return 1 - 1 / stages / longest
+    return 1 - 1 / stages / max(stage_shares(stages, last, layers, head))
 
 
 def balanced_last_stage(stages: int, chunks: int, layers: int, head: float) -> int:

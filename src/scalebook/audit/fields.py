@@ -120,7 +120,7 @@ def is_other(kind: str | None, unit: str) -> bool:
 
 def count_gpus(cell: str) -> str:
     """Return the number of GPUs of ``0-7``, their numbers, and of ``2x8 H100``, nodes by GPUs."""
-    if told := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
-        return str(int(told[1]) + 1)
-    told = pattern("nodes_by").match(cell)
-    return str(int(told[1]) * int(told[2])) if told else cell
+    if numbers := re.fullmatch(r"(?:GPUs? )?0 ?[-–] ?(\d{1,5})", cell):
+        return str(int(numbers[1]) + 1)
+    product = pattern("nodes_by").match(cell)
+    return str(int(product[1]) * int(product[2])) if product else cell

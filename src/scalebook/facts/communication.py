@@ -47,8 +47,7 @@ def tensor_bytes(
     Two all-reduces forward and two backward (arXiv 1909.08053), 4 x 2 (t - 1) / t. Sequence
     parallelism moves the same as gathers and scatters, and gathers the two inputs of the linear
     layers once more in the backward pass (arXiv 2205.05198, section 4.2.2): 10 where it was 8.
-    A forward pass that runs ``again`` (1: all of it) repeats its own: 12 where it was 8 (arXiv
-    1910.02054, section 8).
+    A forward pass that runs ``again`` (1: all of it) makes 12 of 8 (arXiv 1910.02054, section 8).
     """
     passes = (10 if sequence_parallel else 8) + 4 * again
     return passes * (ranks - 1) / ranks * tokens * shape.hidden_size * element_bytes

@@ -189,7 +189,7 @@ def _step_at(line: str, row: dict[str, float]) -> int | None:
     return None
 
 
-def told(line: str) -> tuple[dict[str, float], int | None]:
+def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     """Return the columns of a line and the steps in all; no step where it states none."""
     row: dict[str, float] = {}
     if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):

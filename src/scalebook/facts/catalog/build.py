@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +50,7 @@ def accelerator(row: TomlRow) -> Accelerator:
         if value.sparse_peak_tflops.get(name, dense) < dense:
             raise row.error(f"sparse {name} peak is below the dense one.", "sparse_peak_tflops")
     for name, best in value.best_product_tflops.items():
-        if best > value.peak_tflops.get(name, math.inf):
+        if best > value.peak_tflops.get(name, best):
             raise row.error(f"no {name} product is above the peak.", "best_product_tflops")
     return value
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Names of models made for a CPU: what an accelerator does with them says nothing about it, and no
-# text of others means them.
+# Names of models made for a CPU: they say nothing about an accelerator, and nobody else means them.
 TINY = "tiny-"
 
 
@@ -18,8 +17,7 @@ class Accelerator:
     ``fp32``, ``tf32``, ``int8``); a precision that the device lacks, or whose peak nobody
     published, is absent. ``sparse_peak_tflops`` holds the 2:4 figures that vendors advertise and
     is used only to recognise them in other people's claims. ``best_product_tflops`` is the fastest
-    matrix product that somebody measured on the device (ml-engineering, compute/accelerator, mean
-    of 100); it tells devices apart that reach different shares of their peaks.
+    matrix product that somebody measured on the device (ml-engineering, compute/accelerator).
     """
 
     name: str

@@ -37,7 +37,6 @@ class Fit:
 def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB per rank) of a legal configuration."""
     config = config.unpacked()
-    plain_loss = config.fused_cross_entropy == "off"
     alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
     alike += ("gradient_precision", "offload_layers", "mtp_layers")
     return memory.estimate(
@@ -45,10 +44,8 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
         config.parallelism,
         **{name: getattr(config, name) for name in alike},
         recompute=config.recomputation,
-        attention="unfused" if config.fused_attention == "off" else "fused",
         # Whether torch can compile is not known before a run: that it can is the usual case.
-        optimizer="unfused" if config.fused_optimizer == "off" else "fused",
-        cross_entropy="unfused" if config.platform == "cpu" or plain_loss else "fused",
+        **memory.kernels(lambda name: getattr(config, name) == "off", config.platform),
     )
 
 

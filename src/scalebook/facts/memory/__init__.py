@@ -8,8 +8,9 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
@@ -148,6 +149,15 @@ def estimate(
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
     )
+
+
+def kernels(is_off: Callable[[str], bool], platform: str | None) -> dict[str, Any]:
+    """Return the kernels of an estimate as a platform and its ``fused_...`` settings have them."""
+    plain = "cross_entropy" if platform == "cpu" else None
+    return {
+        part: "unfused" if part == plain or is_off(f"fused_{part}") else "fused"
+        for part in ("attention", "optimizer", "cross_entropy")
+    }
 
 
 def _of_a_parameter(

@@ -7,7 +7,7 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD
 from scalebook.logs.numbers import MISSING, integer, names, number
-from scalebook.logs.pairs import told
+from scalebook.logs.pairs import pairs_of
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -76,7 +76,7 @@ class DeepSpeed(LineDialect):
 
     def _printed(self, line: str) -> bool:
         """Take a line of the script itself with a step and its loss; False if it is not one."""
-        row, total = told(line)
+        row, total = pairs_of(line)
         if not {"step", "loss"} <= row.keys() or self.cut or len(self._own) >= 1_000_000:
             return False
         self.out.job.total_steps = total or self.out.job.total_steps

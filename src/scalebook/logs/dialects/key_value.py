@@ -14,7 +14,7 @@ from scalebook.logs.numbers import (
     number,
     whole,
 )
-from scalebook.logs.pairs import TIMED, cell, seconds_from, tokens_from_totals, told
+from scalebook.logs.pairs import TIMED, cell, pairs_of, seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -44,7 +44,7 @@ class Nanochat(LineDialect):
             if "atch" in line:
                 self._batch(line)
             return False
-        row, total = told(line)
+        row, total = pairs_of(line)
         if mfu := self._MFU.search(line):
             row["mfu"] = number(mfu[1]) / 100  # a percentage without its sign
         if self.cut and "tokens_per_second" not in row:
@@ -133,7 +133,7 @@ class NanoGPT(LineDialect):
         ):  # fmt: skip
             if name in cells:
                 row[column] = number(cells[name]) * scale
-        shared, _ = told(line)
+        shared, _ = pairs_of(line)
         if "lr" in cells:  # behind its value
             shared["learning_rate"] = number(cells["lr"])
         row |= {name: shared[name] for name in ("learning_rate", "grad_norm") if name in shared}
@@ -308,7 +308,7 @@ class Pairs(LineDialect):
             return False
         last, count, without, other, before = -1.0, 0, 0, 0.0, MISSING
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
-            row, total = told(line)
+            row, total = pairs_of(line)
             if "loss" in row and row.keys() & TIMED:
                 step = row.get("step", MISSING)
                 without += "step" not in row
@@ -324,7 +324,7 @@ class Pairs(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a record."""
-        row, total = told(line)
+        row, total = pairs_of(line)
         loss, timed = "loss" in row, bool(row.keys() & TIMED)
         timed = timed and (loss or "valid" not in line)
         if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from statistics import median
 
@@ -90,7 +89,8 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
     elif lost == 0:
         stated += ("The mean is not below it: against the peak, nothing is lost.",)
     device = catalog.accelerator_for_device(found.metrics.accelerator or "")
-    own = device is not None and (devices.power_cap_watts or 0) >= (device.tdp_watts or math.inf)
+    board = device.tdp_watts if device else None
+    own = board is not None and (devices.power_cap_watts or 0) >= board
     power = "The cap is the board's own: compare energy per token as well."
     advice = {
         "power_cap": power if own else "Raise the power cap, or compare energy per token as well.",

@@ -106,13 +106,9 @@ class Evidence:
         """Return the memory that the run, with some settings changed, is predicted to need."""
         own: dict[str, Any] = {
             "recompute": recomputed(self.record),
-            "offload_layers": _whole(self.record, "offload_layers", 0),
-            "mtp_layers": _whole(self.record, "mtp_layers", 0),
-            "cross_entropy": "unfused" if self.metrics.platform == "cpu" else "fused",
+            **{name: _whole(self.record, name, 0) for name in ("offload_layers", "mtp_layers")},
+            **memory.kernels(lambda name: self.record.is_on(name) is False, self.metrics.platform),
         }
-        for part in ("attention", "optimizer", "cross_entropy"):
-            if self.record.is_on(f"fused_{part}") is False:
-                own[part] = "unfused"
         return self._estimated(memory.estimate, **(own | changes))
 
     def sent(self) -> CommunicationEstimate | None:

@@ -9,7 +9,7 @@ from scalebook.facts.communication import pipeline_bubble
 from scalebook.facts.flops import DEFAULT_CONVENTION, flop_parts, flops_per_token
 from scalebook.facts.flops.parameters import dense_layers, layer_parameters
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, percent
-from scalebook.parallelism import Parallelism, balanced_last_stage, stages_wait
+from scalebook.parallelism import Parallelism, balanced_last_stage, stage_shares, stages_wait
 
 SMALLEST = 0.03  # of the step
 
@@ -98,10 +98,9 @@ def _first_stage_waits(found: Evidence) -> float:
     split, shape, head = found.parallelism, found.shape, head_fraction(found)
     if split is None or shape is None or head is None or split.pipeline_parallel_size == 1:
         return 0.0
-    stages, layers = split.pipeline_parallel_size, shape.num_layers
-    last = split.last_pipeline_stage_layers or layers / stages
-    first = (layers - last) / (stages - 1) * (1 - head) / layers
-    return 1 - first / max(first, last * (1 - head) / layers + head)
+    stages, last = split.pipeline_parallel_size, split.last_pipeline_stage_layers
+    shares = stage_shares(stages, last, shape.num_layers, head)
+    return 1 - shares[0] / max(shares)
 
 
 def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
