@@ -45,6 +45,25 @@ def device(record: RunRecord) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def other_devices(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> bool | None:
+    """Return whether two sides ran on other devices; None where that is not known.
+
+    Each item has the ``accelerator`` and the ``device_ids`` of a run, as its environment has them:
+    the ids are digests of serial numbers, separated by blanks.
+    """
+    left, right = list(a), list(b)
+    if not left or not right:
+        return None
+    kinds = [{one.get("accelerator") for one in side} for side in (left, right)]
+    if None not in kinds[0] | kinds[1] and not kinds[0] & kinds[1]:
+        return True
+    ids = [[one.get("device_ids") for one in side] for side in (left, right)]
+    if not all(ids[0] + ids[1]):
+        return None
+    first, second = (set(" ".join(map(str, side)).split()) for side in ids)
+    return not first & second
+
+
 def image(record: RunRecord) -> str | None:
     """Return what stands for the image that a run was in, 12 hex digits.
 

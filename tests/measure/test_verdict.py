@@ -235,6 +235,34 @@ def test_the_larger_spread_of_starts_of_either_platform_is_assumed(platforms, pe
         assert stated.start_spread == 0.01
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "others", "percent", "words"),
+    [
+        # by hand: sqrt(0.5^2 + 1^2) = 1.118
+        ({"device_ids": "1a 1b"}, {"device_ids": "2a 2b"}, True, 1.1180340, "device to device"),
+        ({"device_ids": "1a 1b"}, {"device_ids": "1b"}, False, 0.5, "on the same devices"),
+        ({"device_ids": "1a"}, {}, None, 0.5, "may differ by more"),
+        ({"accelerator": "H100"}, {"accelerator": "H200"}, True, 1.1180340, "device to device"),
+        ({"accelerator": "H100"}, {"accelerator": "H100"}, None, 0.5, "may differ by more"),
+        ({"accelerator": "H100"}, {}, None, 0.5, "may differ by more"),
+    ],
+)
+def test_other_devices_widen_the_interval_where_they_are_known_to_be_others(
+    a, b, others, percent, words, monkeypatch
+):
+    left, right = (
+        replace(side(name, 1.0, None), records=(record(name, {"platform": "h100"}, **ran),))
+        for name, ran in (("a", a), ("b", b))
+    )
+    verdict, _ = judge(left, right)
+    assert verdict.other_devices is others
+    assert verdict.start_spread == pytest.approx(percent / 100, rel=1e-6)
+    assert words in verdict.assumption
+    assert judge(left, right, 0.02)[0].start_spread == 0.02
+    monkeypatch.setenv("SCALEBOOK_START_SPREAD", "3%")  # what is stated stands for both
+    assert judge(left, right)[0].start_spread == 0.03
+
+
 def test_what_differs_is_what_matters_and_each_with_both_values():
     a = record("a", {"micro_batch_size": 1, "repeat": 0}, torch="2.8", variables={"X": "1"},
                hostname="n1")  # fmt: skip

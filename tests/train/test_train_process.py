@@ -17,7 +17,7 @@ from train_worlds import SMALL, Finished, environment, torchrun
 
 from scalebook.config import RunConfig
 from scalebook.store import read_steps
-from scalebook.train import pack
+from scalebook.train import pack, world
 
 LONG = {**SMALL, "steps": 10_000}
 
@@ -230,3 +230,23 @@ def test_a_signal_to_torchrun_leaves_no_rank_behind(tmp_path: Path):
     assert (tmp_path / "observed.json").exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+class TwoDevices:
+    """Stands in for torch.cuda: two devices, each with a serial number of its own."""
+
+    def get_device_properties(self, number: int) -> Any:
+        return type("Properties", (), {"uuid": f"GPU-{number}"})()
+
+
+def test_the_devices_that_ran_are_digests_in_which_no_serial_number_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The digests are those of ``printf GPU-0 | sha256sum``."""
+    monkeypatch.setattr(world, "_cuda", TwoDevices())
+    monkeypatch.setattr(world.torch.cuda, "device_count", lambda: 2)
+    assert world._device_ids() == "742563b1"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert world._device_ids() == "742563b1 9207b013"
+    monkeypatch.setattr(TwoDevices, "get_device_properties", lambda *_: object())
+    assert world._device_ids() is None

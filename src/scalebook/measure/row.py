@@ -22,6 +22,7 @@ class RunMetrics:
     source: str
     platform: str | None
     accelerator: str | None  # as the driver names it
+    device_ids: str | None  # digests of serial numbers, of the first node
     world_size: int | None
     nodes: int | None
     engine: str | None

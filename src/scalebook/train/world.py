@@ -90,8 +90,21 @@ def accelerator() -> dict[str, Any]:
         "accelerators_per_node": torch.cuda.device_count(),
         "accelerator_memory_gib": round(properties.total_memory / 2**30, 1),
         "multiprocessors": properties.multi_processor_count,
+        "device_ids": _device_ids(),
         **(_amd() if torch.version.hip else _nvidia()),
     }
+
+
+def _device_ids() -> str | None:
+    """Return digests of the serial numbers of the devices that this node's ranks use, in order.
+
+    They show whether two runs used the same devices, not which these are.
+    """
+    used = min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
+    serials = [getattr(_cuda.get_device_properties(i), "uuid", None) for i in range(used)]
+    if None in serials:
+        return None
+    return " ".join(hashlib.sha256(str(one).encode()).hexdigest()[:8] for one in serials)
 
 
 def links() -> dict[str, Any]:

@@ -342,6 +342,7 @@ def numbers(
         cause=text(record.cause),
         source=record.source,
         accelerator=text(record.environment.get("accelerator")),
+        device_ids=text(record.environment.get("device_ids")),
         **settings(record),
         num_layers=rated.layers,
         measured_steps=len(steps),

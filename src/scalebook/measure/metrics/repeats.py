@@ -27,6 +27,8 @@ from scalebook.record import RunRecord
 # processes that share the cores of a machine repeat less well.
 START_SPREAD = 0.005
 START_SPREAD_CPU = 0.02
+# The same from one device of a kind to another: H200s of several nodes at one power cap.
+DEVICE_SPREAD = 0.01
 
 # With eight, two runs on one side decide as often as one; as many repeats outweigh it.
 WORTH = 8.0
@@ -116,6 +118,16 @@ def start_spread(platform: str | None) -> float:
     if stated:
         return read_spread(stated)
     return START_SPREAD_CPU if platform == "cpu" else START_SPREAD
+
+
+def between(start: float, other_devices: bool | None) -> float:
+    """Return a spread of starts with that of devices, where two sides ran on other ones.
+
+    What the environment variable states stands for both.
+    """
+    if not other_devices or os.environ.get(SPREAD_VARIABLE):
+        return start
+    return math.hypot(start, DEVICE_SPREAD)
 
 
 def read_spread(text: str) -> float:

@@ -31,6 +31,7 @@ class Verdict:
     rate: Rate | None = None  # what is compared, where the estimates are known to be of it
     start_spread: float | None = None  # assumed from one start to the next, a fraction
     measured_spread: float | None = None  # of runs of one side, where there are repeats
+    other_devices: bool | None = None  # whether the sides ran on other devices, where known
 
     @property
     def turned(self) -> Verdict:
@@ -62,10 +63,14 @@ class Verdict:
             return None
         assumed = f"{100 * self.start_spread:.2g} %"
         if self.measured_spread is None:
+            where = {
+                None: "from start to start; two devices of one kind may differ by more",
+                False: "from start to start on the same devices",
+                True: "from start to start and from device to device",
+            }[self.other_devices]
             return (
                 f"Assumed: the speed of one configuration varies by {assumed} (standard deviation) "
-                "from start to start; two devices of one kind may differ by more. Repeats on both "
-                "would show it."
+                f"{where}. Repeats on both would show it."
             )
         return (
             f"Runs of a side vary by {100 * self.measured_spread:.2g} % (standard deviation); "

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
-from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
 from scalebook.measure.metrics.settings import text
 from scalebook.measure.verdicts.compare import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
@@ -233,7 +233,9 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
     if not now.estimates:
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
         return GateCheck(name, "regression", words, *ids, None, changed)
-    assumed = start_spread(text(now.runs[0].record.setting("platform")))
+    sides = ([run.record.environment for run in group.runs] for group in (now, before))
+    starts = start_spread(text(now.runs[0].record.setting("platform")))
+    assumed = between(starts, identity.other_devices(*sides))
     verdict = compare(
         now.estimates,
         before.estimates,

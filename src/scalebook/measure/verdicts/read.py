@@ -10,7 +10,7 @@ from statistics import fmean
 from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import RunMetrics, measure
-from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
 from scalebook.measure.metrics.settings import text
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
@@ -144,12 +144,13 @@ def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None
     told = " ".join(_reasons(a, b)) or None
     if not a.steps or not b.steps:
         return None, told or "A side has no interval."
-    assumed = max(start_spread(_platform(side)) for side in (a, b))
+    others = identity.other_devices(*([one.environment for one in side.records] for side in (a, b)))
+    assumed = between(max(start_spread(_platform(side)) for side in (a, b)), others)
     left, right = (a.steps, b.steps)
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
     verdict = compare(left, right, start_spread=assumed if starts is None else starts)
-    return replace(verdict, rate=_rate(a, b)), told
+    return replace(verdict, rate=_rate(a, b), other_devices=others), told
 
 
 def clocks_apart(a: Side, b: Side, found: Iterable[Difference]) -> str | None:

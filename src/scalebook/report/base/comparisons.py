@@ -79,7 +79,8 @@ class Pair:
         left, right = _estimates(self.a), _estimates(self.b)
         if not left or not right:
             return None
-        return compare(left, right, start_spread=starts_of(item.row for item in (*self.a, *self.b)))
+        sides = ([item.row for item in side] for side in (self.a, self.b))
+        return compare(left, right, start_spread=starts_of(*sides))
 
     @property
     def differences(self) -> tuple[Difference, ...]:

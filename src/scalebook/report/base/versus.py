@@ -11,8 +11,9 @@ from math import exp, floor, log, log10
 from statistics import fmean
 from typing import Any
 
+from scalebook import identity
 from scalebook.identity import alike
-from scalebook.measure.metrics.repeats import Estimate, Pooled, pool, start_spread
+from scalebook.measure.metrics.repeats import Estimate, Pooled, between, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.report.base.naming import split_name
 from scalebook.report.base.quantities import number
@@ -111,12 +112,13 @@ def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:
     left, right = a.estimates, b.estimates
     if not left or not right:
         return None
-    return compare(left, right, start_spread=starts_of((*a.runs, *b.runs)))
+    return compare(left, right, start_spread=starts_of(a.runs, b.runs))
 
 
-def starts_of(rows: Iterable[Row]) -> float:
-    """Return the spread of starts of runs, the largest where they are of several platforms."""
-    return max(row.get("start_spread") or start_spread(row["platform"]) for row in rows)
+def starts_of(a: Sequence[Row], b: Sequence[Row]) -> float:
+    """Return the spread of starts of two sides, the largest of their platforms', with devices'."""
+    starts = (row.get("start_spread") or start_spread(row["platform"]) for row in (*a, *b))
+    return between(max(starts), identity.other_devices(a, b))
 
 
 def estimate_of(row: Row) -> Estimate | None:
