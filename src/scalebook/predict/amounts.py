@@ -24,6 +24,7 @@ from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
 from scalebook.predict.kinds import KINDS, MachineRates
+from scalebook.settings import SWITCHES
 
 Seconds = dict[str, float]  # by kind
 
@@ -73,13 +74,6 @@ _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
 _DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
-
-# Extra bytes by an option that is off; what matters is how they grow, the runs set their rate.
-SWITCHES = (
-    *("fused_attention", "fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy"),
-    *("fused_weight_gradient", "fused_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-    *("overlap_tensor_parallel", "cuda_graph", "grouped_gemm"),
-)
 
 
 @dataclass(frozen=True, slots=True)

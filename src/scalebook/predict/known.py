@@ -16,21 +16,20 @@ from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.feasibility.known import config_of
 from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
-from scalebook.predict.amounts import SWITCHES, amounts
+from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between
+from scalebook.settings import SWITCHES, without_effect
 from scalebook.store import Run, read_run, run_directories
 
 # Records come from anywhere; one with a value of the wrong type teaches nothing.
 ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
-# What makes two runs no two configurations: names, lengths of time, which repeat, what is watched.
-_NOT_WORK = (
-    *("platform", "strategy", "steps", "warmup_steps", "learning_rate", "seed", "repeat"),
-    *("time_limit_seconds", "progress_limit_seconds", "profile_steps", "profile_all_ranks"),
-    *("data", "layer_spec"),
-    *("checkpoint_keep", "load_checkpoint", "max_restarts"),
-)
+# What makes two runs no two configurations: names, lengths of time, which repeat, what is watched;
+# the layers' and the platform's names, whose kernels and devices are compared themselves.
+_NOT_WORK = {*without_effect("speed"), "platform", "layer_spec"}
+# Options that a run of an older trainer did not name.
+_FUSED = tuple(name for name in SWITCHES if name.startswith("fused_"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def narrowest(config: RunConfig, shape: ModelShape) -> float:
 
 def configuration(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
     """Return a text that is equal for runs of the same work in the same layout, on any device."""
-    fields = config.model_dump(exclude=set(_NOT_WORK), exclude_defaults=True)
+    fields = config.model_dump(exclude=_NOT_WORK, exclude_defaults=True)
     fields = {name: value for name, value in fields.items() if name not in SWITCHES}
     on = {name: (ran or {}).get(name, getattr(config, name)) in ("on", True) for name in SWITCHES}
     return json.dumps([fields, on], sort_keys=True)
@@ -87,8 +86,7 @@ def configuration(config: RunConfig, ran: Mapping[str, Any] | None = None) -> st
 
 def layout(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
     """Return the family whose runs are wrong in the same way, for the width of intervals."""
-    names = ("fused_attention", "fused_norm", "fused_rope", "fused_activation")
-    names = (*names, "fused_cross_entropy", "fused_optimizer")
+    names = (name for name in _FUSED if name != "fused_weight_gradient")
     if config.platform != "cpu" and any((ran or {}).get(name) == "off" for name in names):
         return "options off"
     families = {
@@ -129,7 +127,7 @@ def _unknown(record: RunRecord, config: RunConfig | None) -> str | None:
         return "its configuration is not whole"
     if record.source != "measured" or config.engine != "megatron":
         return "it was not measured by Scalebook's trainer"
-    if any(record.observed.get(name) is None for name in SWITCHES[:7]):
+    if any(record.observed.get(name) is None for name in _FUSED):
         return "its trainer did not record which options were on"
     return None
 
