@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class ScalebookError(Exception):
@@ -52,6 +53,18 @@ class PublicationError(ReportError):
 
 class ClaimError(ScalebookError):
     """A claim, or a number that a reader states, is malformed or out of range."""
+
+
+def near_path(path: Path) -> str:
+    """Return the question for a mistyped path, each part the nearest in its folder; else ''."""
+    found = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        names = [one.name for one in found.iterdir()] if found.is_dir() else []
+        near = [part] if (found / part).exists() else difflib.get_close_matches(part, names, n=1)
+        if not near:
+            return ""
+        found /= near[0]
+    return f" Did you mean {str(found)!r}?"
 
 
 def not_installed(name: str | None, extra: str) -> str:

@@ -614,3 +614,33 @@ def test_a_hidden_dim_beside_a_dim_is_the_width_of_the_mlp():
     assert wrong(read_document(block.format("dim: 4096\n"), ".md", "a.md")) == []
     alone = read_document(block.format(""), ".md", "a.md")
     assert wrong(alone) == [("hidden_size", "12288")]
+
+
+def test_a_model_that_the_catalog_lacks_is_said_with_what_to_do():
+    found = table("Model | GPU | Tokens/s/GPU", "Foo-9B | X900 | 100", "llama3-8b | H100 | 200")
+    lost = [text for text in found.unread if "not checked" in text]
+    assert [text.split(":")[0] for text in lost] == ["the model 'Foo-9B'", "the accelerator 'X900'"]
+    assert "[[models]]" in lost[0]
+    assert "'scalebook accelerators'" in lost[1]
+    sized = table("Model | Size | Tokens/s", "Foo | 9B | 100")
+    assert any("'Foo'" in text for text in sized.unread)
+
+
+@pytest.mark.parametrize(
+    "written", ["meta-llama/Meta-Llama-3-8B-Instruct", "Llama 3 8B", "LLAMA3-8B", "llama3.1-8b-hf"]
+)
+def test_a_model_is_known_however_people_write_it(written):
+    (row,) = table("Model | Tokens/s/GPU", f"{written} | 100").rows
+    assert row.words["model"] == "llama3.1-8b"
+
+
+def test_a_heading_may_name_a_model_by_its_alias():
+    (row,) = table("GPUs | Tokens/s/GPU", "8 | 100", above="# Llama3 8B\n\n").rows
+    assert row.words["model"] == "llama3.1-8b"
+
+
+def test_a_column_of_modes_says_what_is_trained():
+    # NeMo 24.03: 23,711 x 4 x 6.74e9 = 639 TFLOP/s of adapters, less the input table 627
+    head = "Model | Mode | Sequence length | Tokens/s/GPU | Model TFLOP/s/GPU"
+    for mode, accused in (("LoRA", []), ("SFT", [("model_tflops_per_second_per_gpu", "633")])):
+        assert wrong(table(head, f"LLAMA2-7B | {mode} | 4096 | 23711 | 633")) == accused

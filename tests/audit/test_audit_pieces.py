@@ -1389,3 +1389,61 @@ def test_the_one_count_of_a_text_is_of_a_table_whose_row_it_makes_true(
     assert [("gpus" in row.values, "gpus" in row.given) for row in found.rows] == [
         (counted, counted)
     ] * 2
+
+
+# Rates that sources count in ways of their own
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama-3-8b"])
+def test_llama_3_has_the_shape_of_llama_3_1(name: str):
+    # NeMo 24.03, README of the launcher: 11,879 tokens/s/GPU and 688 TFLOP/s/GPU at 8,192 tokens
+    row = {"model": name, "sequence_length": "8192", "tokens_per_second_per_gpu": "11879"}
+    field = "model_tflops_per_second_per_gpu"
+    assert verdicts(field, **row, **{field: "688"}) == {"holds"}
+    assert verdicts(field, **row, **{field: "744"}) == {"contradicts"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "printed", "verdict"),
+    [
+        ("bf16", "h100-pcie", "756.5", "holds"),  # half of the 1,513 of the data sheet
+        ("fp8", "mi300x", "2610", "holds"),  # 2,614.9
+        ("bf16", "mi300x", "1310", "holds"),
+        ("bf16", "mi300x", "1250", "contradicts"),
+        ("bf16", "h100", "1000", "contradicts"),
+    ],
+)
+def test_a_peak_may_be_printed_in_three_digits_or_as_half_of_the_sparse_one(
+    precision: str, device: str, printed: str, verdict: str
+):
+    field = "peak_tflops_per_second"
+    row = {"accelerator": device, "precision": precision, field: printed}
+    assert verdicts(field, **row) == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("hfu", "more", "verdict"),
+    [
+        ("0.69", {}, "possible"),  # 0.61 without, 0.61 x 4/3 = 0.81 with all of it again
+        ("0.90", {}, "contradicts"),
+        ("0.69", {"recompute": "full"}, "contradicts"),
+    ],
+)
+def test_some_layers_may_be_computed_again(hfu: str, more: dict[str, str], verdict: str):
+    row = {"model": "llama2-13b", "accelerator": "a100", "sequence_length": "4096"}
+    row |= {"precision": "bf16", "tokens_per_second_per_gpu": "2150", "hfu": hfu}
+    assert verdicts("hfu", **row, **more) == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("mfu", "verdict"),
+    [
+        ("54.5%", "possible"),  # 6 x 7e9 x 4,047 / 312e12 = 54.48 %
+        ("52.4%", "holds"),  # 6 x 6.738e9 x 4,047 / 312e12 = 52.44 %
+        ("50.0%", "contradicts"),
+    ],
+)
+def test_a_model_may_be_counted_by_the_size_in_its_name(mfu: str, verdict: str):
+    row = {"model": "llama2-7b", "accelerator": "a100", "sequence_length": "4096"}
+    row |= {"precision": "bf16", "tokens_per_second_per_gpu": "4047", "mfu": mfu}
+    assert verdicts("mfu", **row) == {verdict}

@@ -110,6 +110,21 @@ def test_convert_says_that_no_convention_fits_and_which_is_nearest(run):
     assert "None fits the printed digits. Nearest: hf_total_flos, off by -75.13% (" in out
 
 
+@pytest.mark.parametrize(
+    ("rate", "tflops", "said"),
+    [  # 10,982 x 51.47 GFLOP are 565.2 TFLOP/s; the least of the conventions says 494.5
+        (10982, "0.565", "875 times less"), (10982000, "565", "875 times less"),
+        (87856, "565", "7 times less"), (10982, "836000", "999 times more"),
+    ],
+)  # fmt: skip
+def test_convert_says_that_units_do_not_fit(run, rate, tflops, said):
+    pair = ("--tokens-per-second-per-gpu", rate, "--tflops", tflops)
+    _, out, _ = run("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
+    assert "These units do not fit" in out
+    assert said in out
+    assert "%" not in out
+
+
 def test_convert_between_conventions_needs_no_token_rate(answer):
     options = ("--tflops", 711, "--convention", "full_attention")
     found = answer("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *options)

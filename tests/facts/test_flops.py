@@ -741,3 +741,20 @@ def test_packing_overstates_by_the_attention_of_whole_samples_at_most(
     whole, least = (6 * weights + 6 * (32 + modules) * 4096 * tokens for tokens in (length, 1))
     found = overstated_at_most(catalog.model("llama3.1-8b"), length, mtp_layers=modules)
     assert found == pytest.approx(whole / least - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "without_tables"),
+    [  # Qwen3 model cards: parameters, and those outside the embedding, in billions
+        ("qwen3-0.6b", 0.6, 0.44), ("qwen3-1.7b", 1.7, 1.4), ("qwen3-4b", 4.0, 3.6),
+        ("qwen3-14b", 14.8, 13.2),
+    ],
+)  # fmt: skip
+def test_small_qwen3_models_have_the_parameters_of_their_cards(
+    name: str, total: float, without_tables: float
+):
+    count = parameter_count(catalog.model(name))
+    digits = 2 if without_tables < 1 else 1
+    assert round(count.total / 1e9, 1) == total
+    tables = count.embedding + count.lm_head
+    assert round((count.total - tables) / 1e9, digits) == without_tables

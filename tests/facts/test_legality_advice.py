@@ -141,11 +141,29 @@ def test_a_world_has_the_fewest_nodes_that_divide_and_hold_it(
 def test_chunks_divide_the_layers_of_a_stage_and_are_nearest_in_doublings(
     wanted: int, stages: int, chunks: int
 ):
-    asked = config(virtual_pipeline_parallel_size=wanted, last_pipeline_stage_layers=3)
+    asked = config(virtual_pipeline_parallel_size=wanted)
     assert neighbours._pipeline(asked, LLAMA, {"pipeline_parallel_size": stages}) == {
         "virtual_pipeline_parallel_size": chunks,  # of the 32 layers
         "last_pipeline_stage_layers": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chunks", "last"),
+    [(7, 1, 8), (3, 1, 2), (4, 1, 5), (30, 1, 29), (2, 4, 5), (0, 4, 0)],
+)
+def test_the_nearest_last_stage_leaves_the_others_equal_parts(wanted: int, chunks: int, last: int):
+    # of 32 layers the three others hold 3, 6, ... 27 together: 29, 26, ... 5 or 2 are left
+    asked = config(virtual_pipeline_parallel_size=chunks, last_pipeline_stage_layers=wanted)
+    found = neighbours._pipeline(asked, LLAMA, {"pipeline_parallel_size": 4})
+    assert found["last_pipeline_stage_layers"] == last
+
+
+def test_a_pipeline_that_only_its_last_stage_makes_legal_is_kept():
+    # 32 layers do not divide by 5; 4 x 7 + 4 do
+    asked = config(world_size=5, pipeline_parallel_size=5, last_pipeline_stage_layers=5)
+    first = legality.nearest(asked, LLAMA)[0]
+    assert legality.changes(asked, first) == {"last_pipeline_stage_layers": 4}
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,17 @@ def test_a_missing_plan_is_said_in_one_line(tmp_path: Path) -> None:
         load_plan(tmp_path / "none.toml", platform="h100")
 
 
+def test_a_mistyped_plan_is_answered_with_the_nearest_path(tmp_path: Path) -> None:
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans/quick.toml").touch()
+    for typed in ("plans/quik.toml", "plan/quick.toml", "plans/quick.tml"):
+        with pytest.raises(ConfigError) as caught:
+            load_plan(tmp_path / typed, platform="h100")
+        assert str(caught.value).endswith(f"Did you mean '{tmp_path}/plans/quick.toml'?")
+    with pytest.raises(ConfigError, match=r"directory\.$"):
+        load_plan(tmp_path / "plans/other", platform="h100")
+
+
 @pytest.mark.parametrize("platform", ["h100", "mi300x"])
 def test_the_committed_plans_are_legal_and_fit(root: Path, platform: str) -> None:
     for name in ("strategies", "scaling_weak", "scaling_strong"):

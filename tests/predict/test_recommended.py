@@ -330,3 +330,14 @@ def test_a_measured_interval_is_that_of_one_gpu(
     assert found.differs == (() if world else ("GPUs not stated",))
     item.repeats = 1
     assert "repeats" not in str(recommended._measured_row(asked(), one, Path("x")).notes)
+
+
+def test_a_precision_that_the_device_lacks_is_said_before_any_rate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    words = ("recommend", "--model", "llama3.1-8b", "--platform", "h100", "--runs", str(tmp_path))
+    assert main([*words, "--precision", "fp4"]) == 0
+    _, second, *_ = capsys.readouterr().out.splitlines()
+    assert second.startswith("Not possible: precision=fp4 is not known for H100-SXM5-80GB.")
+    assert main([*words, "--precision", "fp8"]) == 0
+    assert "Not possible" not in capsys.readouterr().out

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import accelerator_of, catalog_words
+from scalebook.audit.knowledge import accelerator_of, catalog_words, not_in_catalog
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -211,12 +211,12 @@ def _context(text: str) -> dict[str, str]:
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
     found: dict[str, set[str]] = {"accelerator": set(_devices(text)[:2])}
     names = {
-        shape.name: re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", shape.name)
-        for shape in catalog.models()
-        if not shape.name.startswith(TINY)
+        re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
+        for name, shape in catalog.model_names().items()
+        if not shape.startswith(TINY)
     }
-    bounded = {name: rf"(?<![\w.]){pattern}(?![\w.])" for name, pattern in names.items()}
-    found["model"] = {name for name, pattern in bounded.items() if re.search(pattern, text.lower())}
+    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
+    found["model"] = {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
     for name, pattern in vocabulary.headings()["context"].items():
         found[name] = {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
@@ -521,8 +521,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 def _row(
     sheet: Sheet, columns: Sequence[_Column], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
-    values: dict[str, Printed] = {}
-    words: dict[str, str] = {}
+    values, words = dict[str, Printed](), dict[str, str]()
     plain = [_plain(cell) for cell in cells]
     for column in columns:
         cell = plain[column.index] if column.index < len(plain) else ""
@@ -543,6 +542,7 @@ def _row(
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+    unread += not_in_catalog(at, words)
     given = _given(sheet, columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}

@@ -32,6 +32,8 @@ from scalebook.measure.intervals import Interval, point
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
 
+NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
+NAMED = "6 N of the size in its name"
 NARROW = "heads as wide as the hidden size over their number"
 MOST_ROUNDED = 0.15  # by which the size in a model's name may differ from a count
 _NAMED_SIZE = re.compile(r"(?<=-)(a?)(\d+(?:\.\d+)?)b(?![a-z0-9])")
@@ -138,12 +140,26 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
     return {name: lowered} if not allowed or lowered in allowed else {}
 
 
+def not_in_catalog(cells: Mapping[str, str], words: Mapping[str, str]) -> list[str]:
+    """Return what is not checked of a row whose model or device the catalog lacks, and why."""
+    lost = {"model": ("FLOPs are", "models"), "accelerator": ("peak is", "accelerators")}
+    return [
+        f"the {kind} {cells[kind]!r}: its {what} not checked. 'scalebook {table}' lists those "
+        f"known; add it to .scalebook.toml as [[{table}]]"
+        for kind, (what, table) in lost.items()
+        if re.search("[a-z]", cells.get(kind, ""), re.IGNORECASE) and kind not in words
+    ]
+
+
 def _model_named(text: str) -> str | None:
     """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
-    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
+    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().rpartition("/")[2].replace("×", "x"))
     wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
-    names = (shape.name for shape in catalog.models() if not shape.name.startswith(TINY))
-    return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
+    wanted = re.sub(r"(instruct|chat|base|hf)(\d{4})?$", "", wanted)
+    names = catalog.model_names()
+    spelled = {re.sub(r"[^a-z0-9.]", "", name): shape for name, shape in names.items()}
+    found = spelled.get(wanted)
+    return None if found is None or found.startswith(TINY) else found
 
 
 def catalog_facts(row: Row) -> Iterator[Fact]:
@@ -283,19 +299,31 @@ def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float])
     """Yield FLOPs that the hardware executes, by what may be recomputed."""
     stated = row.words.get("recompute")
     for trained in _trained(row):
+        every: list[Interval] = []
         for mode in (stated,) if stated else ("none", "selective", "full"):
             for name in ("megatron_causal", "full_attention", "torchtitan"):
                 each = (
                     hardware_flops_per_token(shape, one, mode, name, trained=trained) for one in at
                 )
+                interval, value = _widened(*each)
+                every.append(interval)
                 words = f"{name}, recompute {mode}"
-                yield _fact("hardware_flops_per_token", *_widened(*each), words)
+                yield _fact("hardware_flops_per_token", interval, value, words)
+        if stated is None:  # of some layers or modules
+            low, high = min(one.low for one in every), max(one.high for one in every)
+            words = "recomputation of some layers; needs recompute"
+            fact = _fact("hardware_flops_per_token", Interval(low, high), low, words)
+            yield replace(fact, bound=True)
 
 
 def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator[Fact]:
     """Yield the usual wrong counts of FLOPs per token, which only explain a claim."""
     count, trained = parameter_count(shape), _trained(row)
+    named = {kind: float(size) * 1e9 for kind, size in _NAMED_SIZE.findall(shape.name)}
+    size = named.get("" if shape.moe is None else "a")
     found: list[tuple[float, str]] = [(2 * count.active, "2 N, the forward pass only")]
+    if size and trained == ("all",) and abs(size / count.active - 1) < MOST_ROUNDED:
+        found.insert(0, (6 * size, NAMED))
     if count.total != count.active:
         found.append((6 * count.total, "6 N with every expert counted"))
         if length:
@@ -456,8 +484,8 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     ):
         kinds = ("dense", "2:4 sparse")
         first, second = kinds if quantity.startswith("peak") else kinds[::-1]
-        if usual is not None:  # data sheets print 989.4 as 989 and 990
-            interval = Interval(math.floor(usual), math.ceil(usual))
+        if usual is not None:
+            interval = _printed_peak(usual, other or usual)
             yield _fact(quantity, interval, usual, words.replace("dense", first))
         if other is not None and usual is not None:
             variant = f"{name} {second}, {device.name}"
@@ -471,6 +499,13 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:
         yield _known("highest_peak_tflops_per_second", max(peaks), device.name)
+
+
+def _printed_peak(peak: float, other: float) -> Interval:
+    """Return how data sheets print a peak: 989.4 as 989, 990 or half of 1,979, 2,614.9 as 2,610."""
+    ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}")]
+    ends += [half for half in (other / 2, other * 2) if abs(half / peak - 1) < NEAR_PEAK]
+    return Interval(min(ends), max(ends))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from scalebook.audit.identities import (
     show,
     solve,
 )
-from scalebook.audit.knowledge import NARROW, Known, field_of, spoken
+from scalebook.audit.knowledge import NAMED, NARROW, Known, field_of, spoken
 from scalebook.audit.printed import Printed
 
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
@@ -203,9 +203,10 @@ def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
     """Return whether a source may well mean a count that is not one of the model's FLOPs.
 
     TFLOPS without a word on what is counted may hold recomputation, if no MFU follows from them;
-    frameworks take heads for as wide as the hidden size over their number.
+    frameworks take heads for as wide as the hidden size over their number, and sources the model
+    for as large as its name says.
     """
-    if NARROW in explained.variant:
+    if NARROW in explained.variant or NAMED in explained.variant:
         return True
     again = "counted as useful" in explained.variant
     return again and item.name in row.bare and "mfu" not in row.values

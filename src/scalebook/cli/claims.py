@@ -24,7 +24,7 @@ from scalebook.cli.terminal import (
     print_table,
     show,
 )
-from scalebook.errors import ClaimError, ConfigError
+from scalebook.errors import ClaimError, ConfigError, near_path
 
 if TYPE_CHECKING:
     from scalebook.audit import Audit, Check, Claims
@@ -138,7 +138,8 @@ def _load(name: str) -> Claims:
         return parse_claims(sample_text(name), f"{name}.toml")
     if not path.exists():
         known = ", ".join(samples())
-        raise ClaimError(f"No file {name[:200]!r}. Name a file, or a shipped one: {known}.")
+        near = near_path(path)
+        raise ClaimError(f"No file {name[:200]!r}.{near} Name a file, or a shipped one: {known}.")
     return load(path, follow=True)
 
 

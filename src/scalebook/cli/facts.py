@@ -205,10 +205,26 @@ def convert(options: argparse.Namespace) -> int:
     return 0
 
 
+MOST_APART = 5  # times between a claim and every convention that may be a way of counting
+
+
+def _factor(difference: float) -> float:
+    return max(1 + difference, 1 / (1 + difference))
+
+
 def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFit]) -> None:
     from scalebook.facts.flops import CONVENTIONS
 
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
+    times = min((_factor(fit.relative_difference) for fit in fits), default=1.0)
+    if times > MOST_APART:
+        print_table(["convention", "TFLOP/s/GPU"], rows)
+        how = "more" if fits[0].relative_difference > 0 else "less"
+        print(
+            f"These units do not fit: the published TFLOP/s are {times:,.0f} times {how} than any "
+            "convention gives at this rate. Are both of one GPU, in TFLOP/s and tokens/s?"
+        )
+        return
     differences = {
         fit.convention: f"{100 * fit.relative_difference:+z.2f}%".replace("+0.00%", "0.00%")
         for fit in fits

@@ -155,11 +155,18 @@ def tune(options: argparse.Namespace) -> int:
 def _print_recommended(
     options: argparse.Namespace, base: RunConfig, found: Sequence[Recommendations]
 ) -> None:
+    from scalebook.facts import catalog, legality
+
     length, batch = f"sequence {base.sequence_length:,}", f"global batch {base.global_batch_size:,}"
     length += "" if options.sequence_length else " (default)"
     batch += "" if options.global_batch_size else " (default)"
     asked = f"{base.precision}{'' if options.precision else ' (default)'}, {length}, {batch}"
     print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {asked}")
+    device, shape = catalog.platform(base.platform).accelerator, catalog.model(base.model)
+    accelerator = catalog.accelerator(device) if device else None
+    for problem in legality.check(base, shape, accelerator=accelerator):
+        if (problem.rule, problem.severity) == ("precision", "error"):
+            print(f"Not possible: {problem.message} The rates below are of other precisions.")
     for one in found:
         print(f"\n{_EVIDENCE[one.kind]}. {one.said}")
         headers = ("#", "tokens/s/GPU", "interval", "precision", "sequence", "GPUs", "layout")

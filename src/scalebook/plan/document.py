@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from scalebook import untrusted
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError, unknown
+from scalebook.errors import ConfigError, near_path, unknown
 from scalebook.plan.schedule import KEYS as SCHEDULE_KEYS
 from scalebook.settings import PARALLEL_SIZES
 
@@ -101,7 +101,8 @@ def _parse(path: Path) -> Table:
     try:
         return tomllib.loads(untrusted.read_bytes(path, follow=True).decode())
     except OSError as error:
-        raise ConfigError(f"Plan {path} cannot be read: {error.strerror}.") from error
+        near = "" if path.exists() else near_path(path)
+        raise ConfigError(f"Plan {path} cannot be read: {error.strerror}.{near}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"Plan {path} is not valid TOML: {error}.") from error
     except (RecursionError, ValueError) as error:

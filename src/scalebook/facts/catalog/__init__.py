@@ -94,6 +94,12 @@ def models() -> tuple[ModelShape, ...]:
     return tuple(values.models(load.signature()).values())
 
 
+def model_names() -> dict[str, str]:
+    """Return the catalog's name of a model for each of its names and aliases."""
+    user = load.signature()
+    return {name: name for name in values.models(user)} | values.model_aliases(user)
+
+
 def model(name: str) -> ModelShape:
     """Return the shape of a model; ``name@8`` is the same shape with 8 layers.
 

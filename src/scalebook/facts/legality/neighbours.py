@@ -10,6 +10,7 @@ from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality.problem import divisors
 from scalebook.facts.legality.rules_model import tensor_sizes
+from scalebook.parallelism import last_stage_sizes
 
 Change = dict[str, Any]
 
@@ -92,7 +93,8 @@ def _splits(config: RunConfig, shape: ModelShape, world: int) -> Iterator[Change
     """Yield every split of the world over tensor, pipeline and context that the shape allows."""
     context_now = config.context_parallel_size
     for tensor in tensor_sizes(shape):
-        for stages in divisors(shape.num_layers):
+        own = config.pipeline_parallel_size if config.last_pipeline_stage_layers else 1
+        for stages in {*divisors(shape.num_layers), own}:
             if world % (tensor * stages):
                 continue
             rest = world // (tensor * stages)
@@ -140,10 +142,14 @@ def _machine(config: RunConfig, world: int, gpus_per_node: int | None) -> Change
 
 def _pipeline(config: RunConfig, shape: ModelShape, change: Change) -> Change:
     stages = change["pipeline_parallel_size"]
-    chunks = divisors(shape.num_layers // stages) if stages > 1 else [1]
+    wanted = config.last_pipeline_stage_layers
+    every = divisors(shape.num_layers // stages) if stages > 1 else [1]
+    chunks = _closest(config.virtual_pipeline_parallel_size, every)
+    own = last_stage_sizes(shape.num_layers, stages) if wanted and stages > 1 else []
+    legal = (size for size in own if min(size, (shape.num_layers - size) // (stages - 1)) >= chunks)
     return {
-        "virtual_pipeline_parallel_size": _closest(config.virtual_pipeline_parallel_size, chunks),
-        "last_pipeline_stage_layers": 0,
+        "virtual_pipeline_parallel_size": chunks,
+        "last_pipeline_stage_layers": min(legal, key=lambda size: abs(size - wanted), default=0),
     }
 
 
