@@ -1024,3 +1024,113 @@ def test_modules_that_are_recomputed_are_named(tmp_path):
     (tmp_path / "run.log").write_text(text)
     known = observe(logs.read(tmp_path / "run.log").jobs[0])
     assert observed_settings(known)["recompute_modules"] == "core_attn,moe_act"
+
+
+def timer(step: int, clock: str, skipped: int) -> str:
+    return (
+        f"[2026-03-01 10:{clock},000] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, "
+        f"skipped={skipped}, lr=[1e-05], mom=[(0.9, 0.95)]\n"
+        f"[2026-03-01 10:{clock},000] [INFO] [timer.py:215:stop] epoch=0/micro_step={step}/"
+        f"global_step={step}, RunningAvgSamplesPerSec=8.0, CurrSamplesPerSec=8.0\n"
+    )
+
+
+def test_starts_of_deepspeed_in_a_file_are_not_mixed(tmp_path):
+    start = "[Rank 0] DeepSpeed info: version=0.16.4, git-hash=unknown\n"
+    own = "".join(f"step {n} loss {loss}\n" for n, loss in ((1, 4.0), (2, 3.5)))
+    one = f"{start}{own}{timer(1, '00:00', 3)}{timer(2, '00:40', 3)}"
+    other = own.replace("4.0", "2.0").replace("3.5", "1.5")
+    found = read(tmp_path, one + start + other + timer(1, "05:00", 0) + timer(2, "05:50", 0))
+    names = ("n_records", "loss_first", "step_seconds_median", "skipped_iterations")
+    assert told(found, *names) == (2, 2.0, 50.0, 0)  # the last attempt
+    assert found["not_used"] == {"repeated_steps": 2, "restarts": 1}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["OVERFLOW! Rank 0 Skipping step.", "fp16 dynamic loss scale overflow! Skipping step."],
+)
+def test_steps_that_deepspeed_skips_are_counted_where_it_prints_no_total(tmp_path, words):
+    timers = "".join(timer(n, f"00:0{n}", 0).partition("\n")[2] for n in (3, 4))
+    found = read(tmp_path, f"{words} Attempted loss scale: 65536\n" * 2 + timers)
+    assert found["skipped_iterations"] == 2
+    assert "2 iteration(s) were skipped by the optimizer." in found["warnings"]
+
+
+def test_a_time_of_torchtune_is_that_of_a_step(tmp_path):
+    line = "Step {n} | loss:2.5 lr:1e-05 time_per_step_s:{s} tokens_per_second_per_gpu:{r} \n"
+    rows = ((1, 60.0, 50), (2, 12.5, 240), (3, 12.0, 250))
+    found = read(tmp_path, "".join(line.format(n=n, s=s, r=r) for n, s, r in rows))
+    assert told(found, "step_seconds_median", "step_seconds_median_excluding_first") == (
+        12.5,
+        12.25,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(40 * 2048, 2048), (40 * 2048 + 40 * 20, None)])
+def test_composer_gives_the_length_of_samples_that_are_not_padded(tmp_path, tokens, length):
+    text = "[batch=6/20]:\n" + "".join(
+        f"\t Train {name}: {value}\n"
+        for name, value in (
+            ("time/batch", 5), ("time/sample", 40), ("time/token", tokens),
+            ("loss/train/total", 3.5), ("throughput/samples_per_sec", 4.0),
+        )
+    )  # fmt: skip
+    assert read(tmp_path, text)["sequence_length"] == length
+
+
+def test_the_policy_of_trls_ppo_has_a_loss(tmp_path):
+    row = (
+        "{{'eps': 1, 'loss/policy_avg': {loss}, 'val/ratio': 1.0, 'lr': 3e-06, 'epoch': {epoch}}}\n"
+    )
+    bar = "| {n}/4 [{time}<00:30, 15.00s/it]\n"
+    text = "".join(
+        row.format(loss=loss, epoch=n / 4) + bar.format(n=n, time=time)
+        for n, loss, time in ((1, -0.5, "00:15"), (2, -0.25, "00:30"), (3, -0.125, "00:45"))
+    )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step", "loss_first", "loss_last") == (
+        3, 1, 3, -0.5, -0.125
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rate", "tokens"),
+    [("1.25 Mtok/s", 1.25e6), ("throughput: 80 ktok/s", 8e4), ("640 tok/s", 640.0)],
+)
+def test_a_prefix_of_a_rate_may_stand_with_its_unit(tmp_path, rate, tokens):
+    found = read(tmp_path, "".join(f"step {n} | loss 2.5 | {rate} | lr 1e-4\n" for n in range(4)))
+    assert found["tokens_per_second_median"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("said", "gib"), [("4.0GiB", 4.0), ("4.294967296 GB", 4.0), ("512 MiB", 0.5), ("70%", None)]
+)
+def test_memory_behind_a_loss_is_read_by_its_unit(tmp_path, said, gib):
+    path = tmp_path / "a.log"
+    line = "Step: {n} | Loss: 2.5 | Tokens/s/GPU: 2.5K | Memory usage: {said}\n"
+    path.write_text("".join(line.format(n=n, said=said) for n in range(4)))
+    [job] = logs.read(path).jobs
+    assert job.table.median("reserved_gib") == gib
+
+
+def test_a_job_that_ray_calls_succeeded_is_complete(tmp_path):
+    text = (LOGS / "maxtext.log").read_text()
+    assert read(tmp_path, text + "Job 'raysubmit_a1' succeeded\n")["status"] == "completed"
+
+
+BANNER = (
+    "Batch size per device = 2 | Gradient accumulation steps = 4 | Total batch size (2 x 4) = 8\n"
+)
+
+
+@pytest.mark.parametrize(("banner", "is_log"), [(BANNER, True), ("", False)])
+def test_a_text_with_a_banner_and_a_failure_is_a_run_without_steps(tmp_path, banner, is_log):
+    path = tmp_path / "cell.txt"
+    path.write_text(banner + "torch.OutOfMemoryError: CUDA out of memory.\n")
+    if is_log:
+        [found] = summaries(path, {})
+        assert told(found, "status", "n_records", "global_batch_size") == ("out_of_memory", 0, 8)
+    else:
+        with pytest.raises(IngestError, match="not a known log"):
+            summaries(path, {})

@@ -112,7 +112,7 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
+    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
 )
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 
@@ -122,7 +122,7 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
     if unit.endswith("/s"):  # PaddleNLP: ips is of a device
         kind = _KINDS[unit[0]]
         column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
-    if column == "by_unit":
+    if column == "by_unit" or (column.endswith("_gib") and unit not in _GIB):
         return "", value
     if column == "iterations_per_second":
         return "seconds", 1 / value if value > 0 else MISSING
@@ -132,9 +132,10 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
         return column, value * 0.01
     if column == "tflops_per_gpu" and value > _FLOPS:
         return column, value * 1e-12
-    return column, value
+    return column, value * _GIB.get(unit, 1.0)
 
 
+_GIB = {"gib": 1.0, "mib": 1 / 1024, "gb": 1e9 / 2**30, "mb": 1e6 / 2**30}
 _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
 
@@ -165,8 +166,9 @@ def _named() -> re.Pattern[str]:
     return re.compile(
         rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
         r"(?:\s*[:=]\s*|\s+)"
-        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
-        r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
+        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
+        r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
         re.IGNORECASE,
     )
 

@@ -11,6 +11,7 @@ _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
 _ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _COLUMNS = names("composer")
 _GB_IN_GIB = 1e9 / 2**30
+_LENGTHS = 128  # lengths of packed samples are multiples of it
 _LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
 
 
@@ -62,6 +63,10 @@ class Composer(LineDialect):
         if size and size.is_integer():
             self.out.tell("global_batch_size", int(size))
             self.out.job.derived["global_batch_size"] = "samples over batches"
+        tokens = entries.get("time/token", 0.0) / samples if samples else 0.5
+        if tokens.is_integer() and tokens % _LENGTHS == 0:  # not the mean of padded samples
+            self.out.tell("sequence_length", int(tokens), weak=True)
+            self.out.job.derived["sequence_length"] = "tokens over samples"
         rate = row.get("samples_per_second")
         if size and rate and rate > 0:
             row["seconds"] = size / rate

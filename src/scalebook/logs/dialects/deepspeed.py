@@ -18,6 +18,9 @@ SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),(?: lr=\[([\d.eE+-]+))?")
 _PIPELINE = re.compile(
     r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
+# A step that a loss scale has to shrink for, as each optimizer of DeepSpeed words it.
+_OVERFLOW = re.compile(r"OVERFLOW! Rank 0 Skipping step|loss scale overflow! Skipping step")
+_START = "DeepSpeed info: version="  # of an engine; several may start before the first step
 _LATENCY = re.compile(r"\bE2E latency=([\d.]+)s")  # DeepSpeed-Chat
 _PROFILER = re.compile(
     r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"
@@ -51,6 +54,8 @@ class DeepSpeed(LineDialect):
         self._own: dict[float, dict[str, float]] = {}  # what the script printed, by step
         self._latency = MISSING
         self._profiler = self._mean = False
+        self._overflows = 0
+        self._skipped: int | None = None
 
     def line(self, line: str) -> bool:
         """Take a record, the running total of skipped steps, or the profiler's sizes."""
@@ -63,9 +68,12 @@ class DeepSpeed(LineDialect):
             return self._timer(line)
         skipped = SKIPPED.search(line) if "skipped=" in line else None
         if skipped:
-            self.out.job.skipped_in_all = integer(skipped[2])
+            self._skipped = integer(skipped[2])
             self._rates[float(integer(skipped[1]))] = number(skipped[3] or "nan")
             return True
+        self._overflows += "kipping step" in line and _OVERFLOW.search(line) is not None
+        if _START in line and self._timers:
+            self._hand_out()
         if "DeepSpeed Flops Profiler" in line:
             self._profiler = True
             return True
@@ -117,14 +125,15 @@ class DeepSpeed(LineDialect):
             self._mean = not found[3]
             if found[4]:  # what it calls GB is GiB
                 row["allocated_gib"] = number(found[5])
+            if self._timers and row["step"] < self._timers[-1]["step"]:
+                self._hand_out()
             self._timers.append(row)
             self.out.goes_on()
         return True
 
-    def finish(self) -> None:
-        """Take the timer's lines as records where there are no others."""
-        if self._pipeline:
-            return
+    def _hand_out(self) -> None:
+        """Take the timer's lines of one start as records where there are no others."""
+        self._timers = [] if self._pipeline else self._timers
         batch = self.out.job.settings.get("global_batch_size")
         for row in self._timers:
             row["learning_rate"] = self._rates.get(row["step"], MISSING)
@@ -136,11 +145,20 @@ class DeepSpeed(LineDialect):
         total = self.out.job.total_steps
         for row in self._joined() if self._timers else ():
             self.out.step(row, total=total)
-        super().finish()
         if self._timers and not isinstance(batch, int):
             self.out.job.note(
                 "The throughput timer gives samples per second; the batch size is not printed."
             )
+        counted = self._overflows or None  # the running total is not printed at every step
+        self.out.job.skipped_in_all = counted if self._skipped is None else self._skipped
+        self._timers, self._rates, self._own = [], {}, {}
+        self._overflows, self._skipped = 0, None
+
+    def finish(self) -> None:
+        """Take what the last start printed, and step times by the clock."""
+        self._hand_out()
+        if not self._pipeline:
+            super().finish()
 
 
 _LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")

@@ -150,7 +150,8 @@ def _finish(job: Job, bars: list[float]) -> None:
 
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
-_OPEN = re.compile(r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*$")
+_LOSS = "loss(?:/policy_avg)?"
+_OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
 _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
@@ -161,6 +162,7 @@ _PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
 _COLUMNS = names("hf-trainer")
 
 
+_RECORD = ({"loss", "loss/policy_avg"}, {"learning_rate", "lr", "epoch"})  # one of each
 _STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
 
 
@@ -176,9 +178,12 @@ class HFTrainer(LineDialect):
     """A record is a whole dict with ``loss``; its step comes from a bar or from the epoch."""
 
     name = "hf-trainer"
-    markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics", "optimization steps")
+    markers = (
+        "'loss': ", '"loss": ', "loss/policy_avg", "train_runtime", "***** train metrics",
+        "optimization steps",
+    )  # fmt: skip
     signature = re.compile(
-        r"(?:\{|^(?=['\"]loss))[^{}\n]*['\"]loss['\"]: [^{}\n]*"
+        rf"(?:\{{|^(?=['\"]loss))[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*"
         r"['\"](?:learning_rate|lr|epoch)['\"]: "
         r"|\bTotal optimization steps = \d[^\0]{0,4000000}?\| [1-9]\d*/\d+ \[[\d:]+<"
         r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
@@ -225,7 +230,7 @@ class HFTrainer(LineDialect):
             return True
         if "total_steps" in entries and entries.get("current_steps") == entries["total_steps"]:
             self._ended = True  # the last record of LLaMA-Factory has no loss
-        if "loss" not in entries or not entries.keys() & {"learning_rate", "lr", "epoch"}:
+        if not all(entries.keys() & some for some in _RECORD):
             return False
         row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}
         step = entries.get("current_steps", entries.get("step", ""))

@@ -88,13 +88,18 @@ class FileContent:
         """Whether the file is not a log: no record, rate or sample, and no failure before them."""
         suffixes = {one.lower() for one in self.path.suffixes}
         log = bool(suffixes & {".log", ".out", ".err"}) or not suffixes or self.dialect is not Plain
+        few = 3  # sizes that prose hardly states in the words of a banner
         return not any(
             len(job.table)
             or len(job.samples)
             or job.rates
             or "trace" in job.details
             or (job.settings and self.dialect is not Plain)
-            or (log and job.ending and job.ending.status in _FAILURES)
+            or (
+                (log or (".txt" in suffixes and len(job.settings) >= few))
+                and job.ending
+                and job.ending.status in _FAILURES
+            )
             or (log and job.finished and "world_size" in job.settings)  # it printed no step
             for job in self.jobs
         )

@@ -165,9 +165,9 @@ def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[
             f"give{hint(factor, known.size('world_size'))}."
         )
     found += _summary_rates(job, numbers)
-    skipped = sum(job.table.values("skipped"))
+    skipped = total_of(job, "skipped")
     if skipped:
-        found.append(f"{int(skipped)} iteration(s) were skipped by the optimizer.")
+        found.append(f"{skipped} iteration(s) were skipped by the optimizer.")
     if job.counts.repeated_steps or job.counts.restarts:
         found.append(
             f"{job.counts.restarts} restart(s); {job.counts.repeated_steps} record(s) were "
