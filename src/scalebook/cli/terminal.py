@@ -229,7 +229,7 @@ def site_folder(output: str, *, demo: bool = False) -> Path:
 def add_port(parser: Flags) -> None:
     """Add ``--port`` of a server on this machine."""
     text = "port on 127.0.0.1 (default: a free one)"
-    parser.add_argument("--port", type=int, default=0, metavar="PORT", help=text)
+    parser.add_argument("--port", type=at_least(0), default=0, metavar="PORT", help=text)
 
 
 def add_runs(
