@@ -183,7 +183,10 @@ BAD = {
     "recover": (("recover", "--runs", "none"), "No folder of runs at none."),
     "recommend": ((*ASKED, "--runs", "none"), "No folder of runs at none."),
     "tune": (("tune", *ASKED[1:], "--runs", "none", "--dry-run"), "No folder of runs at none."),
-    "port": (("serve", "--port", 65536), "Port 65536 cannot be used: ports are at most 65535. Name"),
+    "port": (
+        ("serve", "--port", 65536),
+        "Port 65536 cannot be used: ports are at most 65535. Name",
+    ),
     "port below": (("serve", "--port", -1), "'-1' is not a whole number of at least 0"),
     "command": (("flop",), "Unknown command 'flop'"),
     "mistyped command": (("reprot",), "Did you mean 'report'?"),
