@@ -66,13 +66,19 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
     Raises:
         ConfigError: ``--set`` is malformed, or a setting is given both ways.
+        CatalogError: the model is unknown, which is said before any row of a plan is blamed.
     """
+    from scalebook.facts import catalog
+
     flags = {name: getattr(options, name, None) for name in SETTINGS if name != "platform"}
     given = {name: value for name, value in flags.items() if value is not None}
     assigned = fields(options.fields)
     for name in assigned.keys() & given.keys():
         raise ConfigError(f"{name} is given by its flag and by --set. Leave one out.")
-    return given | assigned
+    given |= assigned
+    if "model" in given:
+        catalog.model(given["model"])
+    return given
 
 
 def scheduled(options: argparse.Namespace) -> dict[str, Any]:
