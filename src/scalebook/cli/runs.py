@@ -351,11 +351,13 @@ def _drilled(options: argparse.Namespace) -> RunConfig:
         "world_size": options.gpus if platform.vendor == "cpu" else None,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
+    overrides |= run_options.fields(options.fields)
+    run_options.known_model(overrides)
     plan = load_plan(
         options.plan or required_root() / "runs" / "plans" / "drill.toml",
         platform=platform.name,
         world_size=room,
-        overrides=overrides | run_options.fields(options.fields),
+        overrides=overrides,
     )
     if not plan.runs:
         raise ConfigError(f"Plan {plan.name!r} has no run for platform {platform.name!r}.")
