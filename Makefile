@@ -79,7 +79,7 @@ demo: $(VENV)/.report  ## Build the report from the committed example runs, in r
 	$(SCALEBOOK) demo --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 tune: $(READY)  ## Find the fastest layout of MODEL on GPUS in BUDGET seconds, then build the report
-	$(SCALEBOOK) tune --model $(call q,$(MODEL)) --platform $(call q,$(or $(PLATFORM),cpu)) $(call option,--gpus,$(GPUS)) --budget-seconds $(call q,$(or $(BUDGET),480)) --runs $(call q,$(RUNS)) $(IN) $(ARGS)
+	$(SCALEBOOK) tune $(call option,--model,$(MODEL)) --platform $(call q,$(or $(PLATFORM),cpu)) $(call option,--gpus,$(GPUS)) --budget-seconds $(call q,$(or $(BUDGET),480)) --runs $(call q,$(RUNS)) $(IN) $(ARGS)
 	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER))
 
 plan: $(READY)  ## Dry run: every configuration, its memory, its command; starts nothing

@@ -118,6 +118,18 @@ def test_a_setting_given_by_flag_and_by_set_is_refused(capsys):
     assert "steps is given by its flag and by --set. Leave one out." in capsys.readouterr().err
 
 
+def test_what_is_wrong_with_a_flag_is_not_blamed_on_the_default_plan(capsys):
+    for asked in (["--model", "nope"], ["--set", "model=nope"]):
+        assert main(["run", "--dry-run", "--platform", "cpu", *asked]) == 2
+        assert capsys.readouterr().err.startswith("scalebook: Unknown model 'nope'. Known models")
+    for command, asked, says in (
+        ("drill", ["--model", "nope"], "Unknown model 'nope'. Known models"),
+        ("run", ["--dry-run", "--cool-down", "3x"], "cool_down='3x' is not a pause."),
+    ):
+        assert main([command, "--platform", "cpu", *asked]) == 2
+        assert capsys.readouterr().err.startswith(f"scalebook: {says}")
+
+
 def test_a_flag_reaches_the_configuration_with_its_type(capsys):
     asked = ["--fused-attention", "off", "--mtp-layers", "0", "--no-sequence-parallel"]
     code = main(

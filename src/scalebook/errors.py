@@ -73,6 +73,12 @@ def not_installed(name: str | None, extra: str) -> str:
 
 
 MOST_LISTED = 20  # names in a message; of more, the nearest
+LISTS = {  # commands that list what a message has no room for
+    "model": "scalebook models",
+    "accelerator": "scalebook accelerators",
+    "column": "scalebook columns runs",
+    "dialect": "scalebook ingest --dialect list",
+}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -84,6 +90,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
         near = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
         listed = list(dict.fromkeys([*begun, *near]))[:5]
     rest = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    if rest and kind in LISTS:
+        rest += f" ('{LISTS[kind]}' lists them)"
     what, of, whole = kind.partition(" of ")
     message = f"Unknown {kind} {name!r}. Known {what}s{of}{whole}: {', '.join(listed)}{rest}."
     if not begun and not difflib.get_close_matches(name, names, n=1):

@@ -167,6 +167,7 @@ def test_catalog_lists_have_a_row_each_for_people(run, answer, name):
     assert len(out.splitlines()) >= len(answer(name)) + 1
 
 
+ASKED = ("recommend", "--model", "tiny-llama", "--platform", "cpu")
 CONVERT = ("convert", "--model", "llama3.1-8b", "--sequence-length", 8)
 BAD = {
     "unknown model": (("flops", "--model", "lama3.1-8b", "--sequence-length", 1), "'llama3.1-8b'"),
@@ -175,7 +176,8 @@ BAD = {
     "negative length": ((*FLOPS[:-1], -8), "'-8' is not a whole number of at least 1"),
     "no number": ((*FLOPS[:-1], "nan"), "'nan' is not a whole number"),
     "huge": ((*FLOPS[:-1], "9" * 5000), "is not a whole number"),
-    "convert huge": ((*CONVERT, "--tflops", "1e308", "--convention", "six_n"), "'1e308'"),
+    "large": ((*FLOPS[:-1], 10**15 + 1), "is above 1,000,000,000,000,000, the largest allowed"),
+    "convert huge": ((*CONVERT, "--tflops", "1e308", "--convention", "six_n"), "'1e308' is above"),
     "fraction": ((*FLOPS[:-1], "8.5"), "'8.5' is not a whole number"),
     "layers": ((*FLOPS, "--recompute", "full", "--recompute-num-layers", 33), "between 0 and 32"),
     "recompute": ((*FLOPS, "--recompute", "some"), "'some'"),
@@ -193,7 +195,16 @@ BAD = {
     ),
     "catalog": ((*FLOPS, "--catalog", "none.toml"), "none.toml cannot be read"),
     "catalog without a file": ((*FLOPS, "--catalog"), "expected one argument"),
-    "command": (("flop",), "flop"),
+    "recover": (("recover", "--runs", "none"), "No folder of runs at none."),
+    "recommend": ((*ASKED, "--runs", "none"), "No folder of runs at none."),
+    "tune": (("tune", *ASKED[1:], "--runs", "none", "--dry-run"), "No folder of runs at none."),
+    "port": (
+        ("serve", "--port", 65536),
+        "Port 65536 cannot be used: ports are at most 65535. Name",
+    ),
+    "port below": (("serve", "--port", -1), "'-1' is not a whole number of at least 0"),
+    "command": (("flop",), "Unknown command 'flop'"),
+    "mistyped command": (("reprot",), "Did you mean 'report'?"),
     "unknown platform": (("strategies", "--platform", "mi30x"), "'mi300x'"),
     "unknown strategies' model": (("strategies", "--model", "llama"), "Unknown model 'llama'"),
 }

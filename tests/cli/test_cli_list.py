@@ -262,6 +262,18 @@ def test_people_get_a_table_with_reasons_below(tmp_path, capsys):
     assert lines[3] == "b: It broke."
 
 
+def test_a_completed_run_without_a_rate_has_its_reason_below_the_table(tmp_path, capsys):
+    steps = write_run(tmp_path / "runs", "a") / "steps.jsonl"
+    every = [json.loads(line) for line in steps.read_text().splitlines()]
+    later = [step | {"step_seconds": 20.0} if step["step"] > 7 else step for step in every]
+    steps.write_text("".join(json.dumps(step) + "\n" for step in later))
+    assert main(["list", "--runs", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("a: The run is not averaged. ")
+    assert "takes 67 % more" in lines[2]  # 20 s after 12 s
+
+
 def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert main(["list", "--runs", str(tmp_path / "none")]) == 2
     err = capsys.readouterr().err

@@ -38,6 +38,7 @@ def test_a_name_is_one_word_of_the_command(name: str, root: Path):
 
 def test_what_is_not_given_is_not_said(root: Path):
     assert printed(root, "image")[-3:] == ["image", "--platform", "cpu"]
+    assert "--model" not in printed(root, "tune")
 
 
 def test_the_home_folder_can_be_written_short(root: Path):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scalebook.cli import main
-from scalebook.doctor import gather
-from scalebook.doctor.checks import examine, exit_code
+from scalebook.doctor import checks, gather
+from scalebook.doctor.checks import CheckResult, examine, exit_code
 from scalebook.doctor.gather import GpuState, MachineFacts, Node
 
 GIB = 2**30
@@ -129,6 +129,14 @@ def test_each_check_finds_what_is_wrong(check: str, changes: dict[str, Any], exp
     assert level(check, **changes) == expected
     if expected in ("warning", "problem") and check != "container engine":
         assert advice(check, **changes)
+
+
+def test_advice_on_the_trainer_installs_all_that_is_missing():
+    versions = {"python": "3.12", "torch": "2.13.0"}
+    for inside in (None, "docker"):
+        more = {"engines": {}, "inside": inside}
+        assert "'.[train]'" in advice("trainer", versions={"python": "3.12"}, **more)
+        assert advice("trainer", versions=versions, **more).endswith("--no-deps megatron-core.")
 
 
 def test_advice_inside_a_container_is_about_the_container():
@@ -274,8 +282,15 @@ def test_the_command_prints_json_and_changes_nothing(tmp_path: Path, capsys: Any
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_prints_a_line_a_check_and_the_counts(tmp_path: Path, capsys: Any):
-    main(["doctor", "--runs", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    assert any("python" in line for line in lines)
-    assert lines[-1].endswith("warnings.")
+def test_the_command_prints_a_line_a_check_and_the_counts(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    found = [CheckResult("python", "problem", "3.10.1"), CheckResult("stack", "ok", "8 MiB")]
+    monkeypatch.setattr(checks, "examine", lambda _: found)
+    assert main(["doctor", "--runs", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "PROBLEM  python  3.10.1",
+        "ok       stack   8 MiB",
+        "",
+        "1 problem, 0 warnings.",
+    ]

@@ -197,7 +197,7 @@ def test_of_many_names_the_nearest_are_listed_and_the_others_counted():
         catalog.model("llama3.1-8")
     message = str(caught.value)
     assert "Known models: llama3.1-8b, " in message
-    assert f" and {len(catalog.models()) - 5} more." in message
+    assert f" and {len(catalog.models()) - 5} more ('scalebook models' lists them)." in message
 
 
 def test_every_platform_names_a_known_accelerator_of_its_vendor():

@@ -20,6 +20,7 @@ from scalebook.facts.memory.parameters import Count, layer_count, stage_count, s
 from scalebook.parallelism import Parallelism, Recomputed
 
 GIB = 2**30
+ALONE = Parallelism(1)
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZES = {"micro_batch_size": 1, "num_microbatches": 8, "sequence_length": 2048}
 DENSE = ("llama3.1-8b", "qwen2.5-7b", "gpt3-6.7b", "qwen2.5-3b")
@@ -224,12 +225,12 @@ def test_groups_of_layers_keep_one_input_and_come_back_together() -> None:
     assert found.worst.activations * GIB == pytest.approx(expected, rel=1e-9)
 
 
-def saved(name: str, *modules: str, **changes: object) -> float:
+def saved(name: str, *modules: str, split: Parallelism = ALONE) -> float:
     """Bytes that recomputing modules saves at the fullest moment of one micro batch."""
-    shape, sizes = catalog.model(name), SIZES | {"num_microbatches": 1} | changes
+    shape, sizes = catalog.model(name), SIZES | {"num_microbatches": 1}
     chosen = Recomputed("selective", modules=modules)
     plain, less = (
-        memory.estimate(shape, Parallelism(1), **sizes, recompute=mode).worst.activations * GIB
+        memory.estimate(shape, split, **sizes, recompute=mode).worst.activations * GIB
         for mode in ("none", chosen)
     )
     return plain - less
@@ -251,6 +252,34 @@ def test_recomputed_modules_keep_their_inputs_and_one_layer_comes_back() -> None
     assert saved("deepseek-v3", "layernorm") == pytest.approx((2 * 61 - 1) * two * 7168)
     apart = saved("deepseek-v3", "mla_up_proj", "moe_act")
     assert apart == pytest.approx(two * (61 * heads + 58 * 8 * 2048 - max(heads, 8 * 2048)))
+
+
+def test_recomputed_modules_save_a_share_per_gpu_of_what_tensor_parallelism_splits() -> None:
+    """DeepSeek-V3 on 4 GPUs, whose norms all 4 compute whole."""
+    split, two = Parallelism(4, 4), 2 * 2048
+    assert saved("deepseek-v3", "mlp", split=split) == pytest.approx(2 * two * 3 * 18432 / 4)
+    shared = saved("deepseek-v3", "shared_experts", split=split)
+    assert shared == pytest.approx(57 * two * 3 * 2048 / 4)
+    heads = 128 * (2 * 192 + 128) / 4
+    assert saved("deepseek-v3", "mla_up_proj", split=split) == pytest.approx(60 * two * heads)
+    norms = saved("deepseek-v3", "layernorm", split=split)
+    assert norms == pytest.approx((2 * 61 - 1) * two * 7168)
+    both = replace(split, sequence_parallel=True)
+    assert saved("deepseek-v3", "layernorm", split=both) == pytest.approx(norms / 4)
+
+
+def test_a_module_that_a_layer_does_not_have_saves_nothing_of_it() -> None:
+    shape, work = catalog.model("deepseek-v3"), Workload(2048, 2048, 2, "fused")
+    split = Parallelism(1)
+    for module, moe in (("mlp", True), ("moe", False), ("moe_act", False)):
+        assert activations.module_bytes(shape, split, work, module, moe=moe) == (0.0, 0.0)
+
+
+def test_the_kernels_of_an_estimate_are_fused_but_for_what_is_off_or_not_on_a_cpu() -> None:
+    off = {"fused_optimizer"}.__contains__
+    names = ("attention", "optimizer", "cross_entropy")
+    assert memory.kernels(off, "h100") == dict.fromkeys(names, "fused") | {"optimizer": "unfused"}
+    assert memory.kernels(off, "cpu") == dict.fromkeys(names, "unfused") | {"attention": "fused"}
 
 
 def test_selective_recomputation_of_nothing_saves_nothing() -> None:

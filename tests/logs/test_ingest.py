@@ -1932,4 +1932,6 @@ def test_a_window_outside_the_steps_is_refused(tmp_path, capsys):
     assert main([*command, "100:200"]) == 2
     assert "steps 5 to 15: none lies in --window 100:200" in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/record.json"))
+    for touching in ("15:200", "1:5"):
+        assert main(["ingest", log, "--json", "--window", touching]) == 0
     assert main([*command, "10:200"]) == 0

@@ -11,9 +11,11 @@ import pytest
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs.causes import Ending
+from scalebook.logs.dialects import hf_trainer
 from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rates, steps
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
+from scalebook.logs.source import Unwrapped
 
 
 def job_of(*rows, dialect="made-up", **fields):
@@ -491,3 +493,21 @@ def test_a_trace_without_an_anatomy_is_noted_with_its_reason():
     jobs = [job_of(details={"breakdown": one}) for one in ({"reason": "No step."}, {"rank": 0}, 3)]
     found = ingestion._no_breakdown(content_of(*jobs, name="t.json"))
     assert found == ["t.json: no step anatomy. No step."]
+
+
+def test_steps_of_imprecise_epochs_are_multiples_of_the_roundest_interval():
+    assert hf_trainer._even([9.0, 21.0, 30.0], 1.5) == [10.0, 20.0, 30.0]
+    assert hf_trainer._even([19.0, 41.0, 60.0], 1.5) == [20.0, 40.0, 60.0]
+    assert hf_trainer._even([9.0, 21.0, 33.0], 1.5) == [9.0, 21.0, 33.0]  # 33 is no ten
+    assert hf_trainer._even([9.0, 21.0, 30.0], 0.5) == [9.0, 21.0, 30.0]  # precise: as they are
+
+
+def test_one_line_that_is_longer_than_the_others_was_not_wrapped(tmp_path):
+    def unwrapped(*lines: str) -> str:
+        path = tmp_path / "a.log"
+        path.write_text("\n".join(lines))
+        return "".join(Unwrapped(path).texts())
+
+    assert unwrapped("a" * 60, "b", "c") == "\n".join(["a" * 60, "b", "c", ""])
+    assert unwrapped("a" * 60, "b" * 60, "c") == "a" * 60 + "b" * 60 + "c\n"
+    assert unwrapped("a" * 59, "b" * 59, "c") == "\n".join(["a" * 59, "b" * 59, "c", ""])

@@ -817,6 +817,24 @@ def test_mlperf_counts_steps_by_samples_and_times_them_by_its_events(tmp_path):
     assert "(lora)" in found["tflops"]["reason"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_record_of_step_zero_says_that_steps_begin_with_zero(tmp_path, first):
+    of_mlperf = mllog(0, "global_batch_size", 512)
+    for n in (first, first + 1):
+        of_mlperf += mllog(n, "train_loss", 4.5, samples_count=512 * n)
+    lines = "".join(f"step: {n} | loss: 4.5 | step_time: 2.0\n" for n in (first, first + 1))
+    for text in (of_mlperf, lines):
+        (tmp_path / "a.log").write_text(text)
+        (job,) = logs.read(tmp_path / "a.log").jobs
+        assert (job.first_number, job.first_step, job.last_step) == (first, first, first + 1)
+
+
+def test_mlperf_without_a_batch_has_no_steps(tmp_path):
+    text = "".join(mllog(n, "train_loss", 4.5, samples_count=64 * n) for n in (1, 2, 3))
+    with pytest.raises(IngestError, match="contains no record"):
+        read(tmp_path, text)
+
+
 def test_mlperf_merges_two_events_of_a_step_and_takes_no_limit_for_a_length(tmp_path):
     text = mllog(0, "global_batch_size", 512) + mllog(0, "max_sequence_length", 65536)
     for n in (1, 2):
@@ -853,6 +871,20 @@ def test_a_script_on_deepspeed_adds_its_own_line_to_the_timer(tmp_path):
     assert told(found, "step_seconds_median", "tokens_per_second_median") == (2.0, 4096.0)
     twice = read(tmp_path, text.replace("[Step 2/9]", "[Step 2/9] Loss: 6.5\n[Step 2/9]"))
     assert twice["n_records"] == 4
+
+
+def test_a_script_on_deepspeed_times_its_steps_by_the_latency_before_them(tmp_path):
+    text = ""
+    for n, own in (
+        (1, "[Step 1/9] Loss: 5.5"),
+        (2, "[Step 2/9] Loss: 5.0"),
+        (3, "step 3, loss: 4"),
+    ):
+        text += f"[timer.py] epoch=0/micro_step={n}/global_step={n}, RunningAvgSamplesPerSec=8.5\n"
+        text += f"E2E latency={n + 0.5}s, Gather latency=0.25s\n{own}\n"
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "step_seconds_median", "loss_last") == (3, 2.5, 4.0)
+    assert "step 3 of 9" in found["reason"]
 
 
 def test_a_process_that_exits_well_ends_a_run_unless_another_failed(tmp_path):
@@ -1024,6 +1056,9 @@ def test_modules_that_are_recomputed_are_named(tmp_path):
     (tmp_path / "run.log").write_text(text)
     known = observe(logs.read(tmp_path / "run.log").jobs[0])
     assert observed_settings(known)["recompute_modules"] == "core_attn,moe_act"
+    (tmp_path / "run.log").write_text(text.replace("selective", "none"))
+    off = observed_settings(observe(logs.read(tmp_path / "run.log").jobs[0]))
+    assert off["recompute"] == "none" and "recompute_modules" not in off
 
 
 def timer(step: int, clock: str, skipped: int) -> str:

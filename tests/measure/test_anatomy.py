@@ -631,6 +631,11 @@ def test_a_breakdown_is_read_back_as_it_was_written(tmp_path: Path):
     path = tmp_path / anatomy.BREAKDOWN_FILE
     path.write_text(found.model_dump_json())
     assert read_breakdown(path) == found
+    exposed = {"exposed_by_collective": {"all_to_all": 1.0, "send_receive": 2.0}}
+    path.write_text(found.model_copy(update=exposed).model_dump_json())
+    named = {"exposed_by_collective": {"expert_all_to_all": 3.0}}
+    layout = Parallelism(8, expert_parallel_size=2)
+    assert read_breakdown(path, layout) == found.model_copy(update=named)
 
 
 @pytest.mark.parametrize(

@@ -1266,10 +1266,10 @@ def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     uneven = bubble(4, 6)  # an interleaved schedule needs batches that stages divide
     assert uneven is not None and len(uneven.advice) == 2
     assert bubble(1, 8) is None
-    # 9, 9, 9 and 5 layers: 4 chunks of each stage have a layer each, 8 have not
-    for chunks, advised in ((2, 3), (4, 2)):
+    # 9, 9, 9 and 5 layers: 4 chunks of each stage have a layer each, 8 have not; so of 6, 6, 6, 14
+    for chunks, layers, advised in ((2, 5, 3), (4, 5, 2), (2, 14, 3), (4, 14, 2)):
         split = Parallelism(
-            8, 1, 4, virtual_pipeline_parallel_size=chunks, last_pipeline_stage_layers=5
+            8, 1, 4, virtual_pipeline_parallel_size=chunks, last_pipeline_stage_layers=layers
         )
         changed = replace(healthy, parallelism=split, num_microbatches=8)
         last = finding(pipeline.pipeline_bubble_rule, changed)

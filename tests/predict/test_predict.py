@@ -821,6 +821,13 @@ def test_several_sizes_give_weak_and_strong_scaling(ask) -> None:
     assert set(found["weak"][1]) == {*FIELDS, "world_size", "global_batch_size"}
 
 
+def test_strong_scaling_without_a_batch_keeps_that_of_the_largest_size(ask) -> None:
+    _, found = ask("--model", "llama3.1-8b", "--gpus", "2,1,4")
+    assert [row["global_batch_size"] for row in found["weak"]] == [2, 1, 4]
+    assert [row["global_batch_size"] for row in found["strong"]] == [4, 4, 4]
+    assert all(row["tokens_per_second_per_gpu"] for row in found["strong"])
+
+
 def test_a_plan_is_answered_run_by_run(ask, root: Path) -> None:
     _, found = ask("--plan", str(root / "runs" / "plans" / "gpu_quick.toml"), "--gpus", "4")
     assert [one["config_hash"] for one in found["runs"]]
@@ -833,6 +840,7 @@ def test_a_plan_is_answered_run_by_run(ask, root: Path) -> None:
         (("--model", "llama3.1-8b", "--tensor-parallel-size", "3"), "tensor_parallel_size=3"),
         ((), "Name either --model or --plan."),
         (("--model", "llama3.1-8b", "--set", "speed=1"), "Unknown parameter 'speed'"),
+        (("--model", "llama3.1-8b", "--runs", "none"), "No folder of runs at none."),
     ],
 )
 def test_bad_input_ends_with_code_2_and_one_line(

@@ -24,7 +24,7 @@ from scalebook.measure import reliability
 from scalebook.record import StepRecord
 from scalebook.running import finish_run
 from scalebook.running.launch import direct
-from scalebook.train.checkpoint import keeper
+from scalebook.train.checkpoint import keeper, mcore_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,63 @@ def test_training_does_not_wait_until_an_old_checkpoint_is_removed(tmp_path, mon
     # Gone by name, so that nothing loads what is half removed; the files go later.
     assert [path.name for path in kept.folder.glob("step-*")] == ["step-00000003"]
     assert len(list(kept.folder.iterdir())) == 3
+    assert removing.daemon  # a process that ends does not wait for it
     may_end.set()
     removing.join()
     assert [path.name for path in kept.folder.iterdir()] == ["step-00000003"]
+
+
+def test_the_newest_checkpoints_are_kept_and_what_a_kill_left_is_not(tmp_path):
+    kept = keeper.Keeper(SimpleNamespace(), tmp_path)
+    for step in (8, 9, 10):
+        saved(kept.folder, step)
+    (kept.folder / f"{keeper.UNFINISHED}step-00000007").mkdir()
+    kept._prune(4).join()
+    assert len(list(kept.folder.iterdir())) == 3
+    kept._prune(2).join()
+    names = sorted(path.name for path in kept.folder.iterdir())
+    assert names == ["step-00000009", "step-00000010"]
+
+
+@pytest.mark.parametrize(("keep", "completed", "left"), [
+    (0, True, 0), (0, False, 1), (2, True, 2), (2, False, 2),
+])  # fmt: skip
+def test_a_run_that_did_not_complete_leaves_a_checkpoint_to_go_on_from(
+    tmp_path: Path, keep: int, completed: bool, left: int
+):
+    config, world = SimpleNamespace(checkpoint_keep=keep), SimpleNamespace(rank=0)
+    kept = keeper.Keeper(SimpleNamespace(config=config, world=world), tmp_path)
+    for step in (1, 2, 3):
+        name_latest(kept.folder, saved(kept.folder, step))
+    kept.finish(completed)
+    assert len(list(kept.folder.glob("step-*"))) == left
+    assert kept.folder.exists() is (left > 0)
+
+
+def test_what_only_transformer_engine_fills_is_saved_with_it_alone():
+    state = {"a.weight": 1, "a._extra_state": 2}
+    for on in (True, False):
+        trainer = SimpleNamespace(
+            model=SimpleNamespace(switches=SimpleNamespace(transformer_engine=on))
+        )
+        found = keeper._without_extras(state, trainer)
+        assert found == (state if on else {"a.weight": 1})
+
+
+def test_states_that_are_saved_without_a_count_of_steps_are_loaded_with_one(monkeypatch):
+    put: list[dict[str, Any]] = []
+
+    class Part:
+        def _set_main_param_and_optimizer_states(self, _parameter: Any, tensors: Any) -> None:
+            put.append(tensors)
+
+    part, other = Part(), SimpleNamespace()
+    loads = lambda state: part._set_main_param_and_optimizer_states(None, state)  # noqa: E731
+    whole = SimpleNamespace(chained_optimizers=[other, part], load_state_dict=loads)
+    monkeypatch.setattr(mcore_checkpoint, "set_steps", lambda _: None)
+    mcore_checkpoint.load_optimizer(whole, {"exp_avg": 1.0})
+    assert put == [{"step": 0.0, "exp_avg": 1.0}]
+    assert not vars(other)
 
 
 def test_without_a_marker_there_is_no_checkpoint(tmp_path: Path):

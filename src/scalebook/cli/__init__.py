@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO, cast
 
 from scalebook import __version__
 from scalebook.cli.terminal import Subparsers, VisibleText
-from scalebook.errors import ScalebookError
+from scalebook.errors import ScalebookError, unknown
 
 # Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
 # command that is asked for is imported, and it imports what a command needs only when it runs:
@@ -112,10 +112,12 @@ def _run(arguments: Sequence[str]) -> int:
     """Run one command, whose output may hold anything that others wrote."""
     rest = _take_catalog(arguments)
     parser = build_commands(rest[0] if rest else None)[0]
-    options, unknown = parser.parse_known_args(rest)
-    if unknown:
+    if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
+        parser.error(unknown("command", rest[0], COMMANDS))
+    options, left = parser.parse_known_args(rest)
+    if left:
         parser.prog += f" {options.command}"  # whose help lists what is known
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does

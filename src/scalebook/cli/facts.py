@@ -47,9 +47,10 @@ def _printed(text: str) -> Numeral:
     """Return a printed number above zero with the size of its last digit, as an argument type."""
     try:
         found = read_numeral(text)
-        positive(repr(found.value))
-    except (ClaimError, argparse.ArgumentTypeError) as error:
+    except ClaimError as error:
+        positive(text)  # says what no plain number may be
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero") from error
+    positive(repr(found.value))
     return found
 
 

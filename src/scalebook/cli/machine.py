@@ -131,7 +131,7 @@ def doctor(options: argparse.Namespace) -> int:
         if finding.advice:
             print(f"{'':<{width + 11}}{finding.advice}")
     counts = {level: sum(f.level == level for f in findings) for level in ("problem", "warning")}
-    print(f"\n{counts['problem']} problems, {counts['warning']} warnings.")
+    print("\n" + ", ".join(f"{n} {level}{'s'[: n != 1]}" for level, n in counts.items()) + ".")
     return code
 
 

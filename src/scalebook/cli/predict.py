@@ -14,6 +14,7 @@ from scalebook.cli.terminal import (
     add_runs,
     add_set,
     at_least,
+    evidence_folder,
     number,
     plain,
     positive,
@@ -76,7 +77,7 @@ def predict(options: argparse.Namespace) -> int:
 
     if (options.model is None) == (options.plan is None):
         raise ConfigError("Name either --model or --plan.")
-    runs = runs_folder(options.runs)
+    runs = evidence_folder(options.runs)
     made = room.load(options.platform, runs, network_gbps=options.network_gbps)
     sizes: tuple[int, ...] = options.sizes or ()
     if options.plan is not None:
@@ -240,16 +241,22 @@ def _cells(found: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:
-    """Print weak scaling (batch per GPU kept) and strong scaling (batch kept) over sizes."""
-    options.world_size = sizes[0]
+    """Print weak scaling (batch per GPU kept) and strong scaling (batch kept) over sizes.
+
+    A batch that is not given is for weak scaling the default of the first size, and for strong
+    scaling that of the largest, which every replica has a part of.
+    """
     options.nodes = None
+    options.world_size = max(sizes)
+    strong = configuration(options).global_batch_size
+    options.world_size = sizes[0]
     first = configuration(options)
     found: dict[str, list[dict[str, Any]]] = {"weak": [], "strong": []}
     for scaling, rows in found.items():
         for size in sizes:
-            batch = first.global_batch_size
+            batch = strong
             if scaling == "weak":
-                batch = batch * size // first.world_size
+                batch = first.global_batch_size * size // first.world_size
             options.world_size, options.global_batch_size = size, batch
             one = answer(made, configuration(options))
             rows.append({"world_size": size, "global_batch_size": batch, **one})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,30 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     assigned = fields(options.fields)
     for name in assigned.keys() & given.keys():
         raise ConfigError(f"{name} is given by its flag and by --set. Leave one out.")
-    return given | assigned
+    given |= assigned
+    known_model(given)
+    return given
+
+
+def known_model(given: Mapping[str, Any]) -> None:
+    """Refuse an unknown model that settings name, before a row of the plan is blamed for it."""
+    from scalebook.facts import catalog
+
+    if "model" in given:
+        catalog.model(given["model"])
 
 
 def scheduled(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keys of a plan's schedule that the flags set."""
-    names = ("repeats", "order", "order_seed", "cool_down")
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
+    """Return the keys of a plan's schedule that the flags set.
+
+    Raises:
+        ConfigError: one is malformed, which is said before the plan is blamed.
+    """
+    from scalebook.plan import schedule
+
+    found = {key: one for key in schedule.KEYS if (one := getattr(options, key)) is not None}
+    schedule.read_schedule(found)
+    return found
 
 
 def fields(assignments: Iterable[str]) -> dict[str, Any]:

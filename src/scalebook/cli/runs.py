@@ -20,6 +20,7 @@ from scalebook.cli.terminal import (
     add_set,
     add_start,
     add_switch,
+    evidence_folder,
     number,
     print_json,
     print_table,
@@ -287,8 +288,7 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-
-    recover_all(runs_folder(options.runs), Console())
+    recover_all(evidence_folder(options.runs), Console())
     return 0
 
 
@@ -351,11 +351,13 @@ def _drilled(options: argparse.Namespace) -> RunConfig:
         "world_size": options.gpus if platform.vendor == "cpu" else None,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
+    overrides |= run_options.fields(options.fields)
+    run_options.known_model(overrides)
     plan = load_plan(
         options.plan or required_root() / "runs" / "plans" / "drill.toml",
         platform=platform.name,
         world_size=room,
-        overrides=overrides | run_options.fields(options.fields),
+        overrides=overrides,
     )
     if not plan.runs:
         raise ConfigError(f"Plan {plan.name!r} has no run for platform {platform.name!r}.")

@@ -107,7 +107,10 @@ def _bound(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> Threadi
     try:
         return ThreadingHTTPServer((ADDRESS, port), handler)
     except (OSError, OverflowError) as error:
-        raise LaunchError(f"Port {port} cannot be used: {error}. Leave out --port.") from error
+        why = error.strerror if isinstance(error, OSError) else "ports are at most 65535"
+        raise LaunchError(
+            f"Port {port} cannot be used: {why}. Name another with --port, or leave it out."
+        ) from error
 
 
 def _asks_here(request: BaseHTTPRequestHandler) -> bool:

@@ -159,8 +159,10 @@ def _print_people(found: list[RunMetrics], added: list[str]) -> None:
     cells = ([_cell(values[name]) for name in added] for values in more)
     print_table(headers, [(*_row(item), *of) for item, of in zip(found, cells, strict=True)])
     for item in found:
-        if item.reason and item.status != "void":
-            print(f"{item.run_id}: {item.reason}")
+        rateless = item.status == "completed" and item.tokens_per_second_per_gpu is None
+        reason = item.throughput_reason if rateless else item.reason
+        if reason and item.status != "void":
+            print(f"{item.run_id}: {reason}")
 
 
 def list_columns(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
 
 from scalebook import project, untrusted
 from scalebook.errors import RecordError, unknown
@@ -27,6 +27,7 @@ RUN_HELP = "run id or its last six or more characters, or a run directory"
 _HINT = "See 'scalebook list'; the last six characters of an id are enough."
 _LONGEST_CELL = 500  # a sentence fits; names in records of others may have any length
 _NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
+Value = TypeVar("Value", int, float)
 
 
 class Subparsers:
@@ -67,6 +68,13 @@ class Flags(Protocol):
 # Argument types -----------------------------------------------------------------------------------
 
 
+def limited(value: Value, text: str) -> Value:
+    """Return the value of an argument, which must not be above the largest of any."""
+    if value > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is above {LARGEST:,}, the largest allowed")
+    return value
+
+
 def at_least(minimum: int) -> Callable[[str], int]:
     """Return an argument type: a whole number of at least ``minimum``."""
 
@@ -75,11 +83,11 @@ def at_least(minimum: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if not minimum <= value <= LARGEST:
+        if value < minimum:
             raise argparse.ArgumentTypeError(
                 f"{text[:40]!r} is not a whole number of at least {minimum}"
             )
-        return value
+        return limited(value, text)
 
     return convert
 
@@ -100,9 +108,9 @@ def positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 1 / LARGEST < value <= LARGEST:
+    if not value > 1 / LARGEST:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero")
-    return value
+    return limited(value, text)
 
 
 def fraction(text: str) -> float:
@@ -221,7 +229,7 @@ def site_folder(output: str, *, demo: bool = False) -> Path:
 def add_port(parser: Flags) -> None:
     """Add ``--port`` of a server on this machine."""
     text = "port on 127.0.0.1 (default: a free one)"
-    parser.add_argument("--port", type=int, default=0, metavar="PORT", help=text)
+    parser.add_argument("--port", type=at_least(0), default=0, metavar="PORT", help=text)
 
 
 def add_runs(
@@ -266,6 +274,13 @@ def require_folder(folder: Path, flag: str = "--runs DIR") -> None:
     """
     if not folder.is_dir():
         raise RecordError(f"No folder of runs at {folder}. Name one with {flag}.")
+
+
+def evidence_folder(name: Path | None) -> Path:
+    """Return the folder of runs that answers rest on, which exists where it is named."""
+    if name is not None:
+        require_folder(name)
+    return project.runs_folder(name)
 
 
 def run_directory(name: str, folder: Path | None) -> Path:

@@ -24,6 +24,7 @@ from scalebook.cli.terminal import (
     add_start,
     add_switch,
     at_least,
+    evidence_folder,
     number,
     plain,
     positive,
@@ -98,7 +99,7 @@ def recommend(options: argparse.Namespace) -> int:
     from scalebook.predict.recommended import recommend as found_for
 
     options.precisions = [options.precision] if options.precision else []
-    base, runs = _sought(options), runs_folder(options.runs)
+    base, runs = _sought(options), evidence_folder(options.runs)
     made = room.load(base.platform, runs, network_gbps=options.network_gbps)
     found = found_for(base, made, runs, options.most)
     if options.json == "csv":
@@ -136,9 +137,10 @@ def tune(options: argparse.Namespace) -> int:
             "--budget-seconds is missing. Give the seconds for all trials, or --dry-run."
         )
     base = _sought(options)
-    runs = runs_folder(options.runs)
     if options.dry_run:
+        runs = evidence_folder(options.runs)
         return _dry_run(options, base, _tuning(options, base, runs))
+    runs = runs_folder(options.runs)
     platform = catalog.platform(base.platform)
     ended = run_options.enter_container(options, platform, Plan(_name(base), "", ()), runs)
     if ended is not None:

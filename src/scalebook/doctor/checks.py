@@ -317,10 +317,9 @@ def trainer(facts: MachineFacts) -> CheckResult:
     ready = [engine for engine, lack in facts.engines.items() if lack is None]
     if ready and not facts.inside:
         return ok("trainer", f"{missing} not installed here; {ready[0]} has the image")
-    if facts.inside:
-        advice = "Use an image that has them, or: pip install --no-deps megatron-core."
-    else:
-        advice = "Build the image (make image PLATFORM=...), or: pip install -e '.[train]'."
+    build = "Build the image (make image PLATFORM=...)"
+    what = "--no-deps megatron-core" if torch else "-e '.[train]'"
+    advice = f"{'Use an image that has them' if facts.inside else build}, or: pip install {what}."
     return CheckResult("trainer", "problem", f"{missing} not installed", advice)
 
 

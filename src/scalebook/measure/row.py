@@ -160,7 +160,7 @@ PRINTED = (
     "run_id", "status", "reason", "source", "platform", "model", "world_size",
     *(name for name in NAMES if name.endswith("_parallel_size")),
     "step_seconds_median", "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu",
-    "mfu", "peak_memory_gib", "loss_first", "loss_last",
+    "throughput_reason", "mfu", "peak_memory_gib", "loss_first", "loss_last",
 )  # fmt: skip
 _PLACES = {name: place for place, name in enumerate(NAMES)}
 _values = attrgetter(*NAMES)

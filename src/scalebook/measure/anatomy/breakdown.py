@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from scalebook.measure.anatomy.events import EventReader, pieces
@@ -154,14 +155,12 @@ def together(tracks: Sequence[Sequence[Span]]) -> dict[int, float]:
         for start, stop in spans:
             turns.append((start, bit))
             turns.append((stop, bit))
-    turns.sort()
     totals: dict[int, float] = {}
-    state, before = 0, 0.0
-    for time, bit in turns:
+    state = 0
+    for (before, bit), (time, _) in pairwise(sorted(turns)):
+        state ^= bit
         if state and time > before:
             totals[state] = totals.get(state, 0.0) + (time - before)
-        state ^= bit
-        before = time
     return totals
 
 

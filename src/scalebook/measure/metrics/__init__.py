@@ -303,6 +303,7 @@ def printed(run: Run, peak_precision: str | None = None) -> dict[str, Any]:
         "source": record.source,
         "step_seconds_median": rates.step_seconds_median if rates else _untold(record, steps),
         "tokens_per_second_per_gpu": per_gpu,
+        "throughput_reason": found.no_rate,
         "model_tflops_per_second_per_gpu": found.achieved,
         **found.mfu(0.0),
         **_memory(record, every),
