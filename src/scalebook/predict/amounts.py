@@ -578,11 +578,14 @@ class _Job:
 
     def gathers(self, stage: int, busy: float) -> Seconds:
         """Return what full sharding moves for one micro batch that takes ``busy`` seconds."""
-        held = self.held(stage)
-        copied = 12 * held.total / self.machine.memory_bytes_per_second
+        held, config = self.held(stage), self.config
+        # Of the copies, 7 bytes per weight belong to the two gathers.
+        gathers = 1 / config.num_microbatches if config.parallelism.gathers_once else 2
+        copied = (5 + 3.5 * gathers) * held.total / self.machine.memory_bytes_per_second
         found: Seconds = {"sharding": copied if self.own_kernels else copied / 3}
         for size, ranks, stride in self.replicas(held):
-            moved = size * (ranks - 1) / ranks * (2 * self.element_bytes + self.gradient_bytes)
+            sent = gathers * self.element_bytes + self.gradient_bytes
+            moved = size * (ranks - 1) / ranks * sent
             _add(found, self.hidden_behind(moved, ranks, stride, busy))
         return found
 

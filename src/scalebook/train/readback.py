@@ -141,6 +141,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
         "data_parallel_sharding": _sharding(model),
+        "parameter_gather": "step" if getattr(model.chunks[0], "once", False) else "pass",
         "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
         "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
