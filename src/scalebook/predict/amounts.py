@@ -80,6 +80,8 @@ SWITCHES = (
     *("fused_weight_gradient", "fused_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
     *("overlap_tensor_parallel", "cuda_graph", "grouped_gemm"),
 )
+# What runs observe of kernels that later ones replaced.
+KERNELS = {"window_attention": "fused", "context_parallel_communication": "overlapped_all_gather"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,7 @@ def switches(
         asked = getattr(config, name)
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
-    window = "fused" if ran is None else ran.get("window_attention")
-    return found | {"window_attention": window == "fused"}
+    return found | {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
 
 
 def amounts(
@@ -363,6 +364,13 @@ class _Job:
             found["fp8_blockwise"] = product_seconds
         return found
 
+    @property
+    def waits_for_context(self) -> bool:
+        """Whether attention waits for the keys of other ranks: before a window, sinks, or once."""
+        shape = self.shape
+        plain = not (shape.mla or shape.attention_sinks or shape.sliding_window)
+        return self.own_kernels and not (plain and self.on["context_parallel_communication"])
+
     def attention(self) -> Seconds:
         config, shape = self.config, self.shape
         pairs = config.sequence_length / 2  # the causal half
@@ -388,7 +396,7 @@ class _Job:
             seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
             seconds *= _LATENT_ATTENTION if shape.mla and torch_only else 1.0
         found = {"attention": seconds * (_MASKED_ATTENTION if masked else 1.0)}
-        if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
+        if config.context_parallel_size > 1 and self.waits_for_context and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
         return found
 
@@ -458,9 +466,9 @@ class _Job:
             )
             size /= config.tensor_parallel_size
             # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
-            # a ring passes three times, and waits for both.
-            gathered = (2 + again) / (3 + again)
-            kind, passes = ("context_exposed", gathered) if self.own_kernels else ("context", 1.0)
+            # a ring passes three times.
+            passes = (2 + again) / (3 + again) if self.own_kernels else 1.0
+            kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
