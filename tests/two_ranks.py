@@ -10,7 +10,7 @@ from scalebook.train import cpu
 
 cpu.install()
 
-from scalebook.train.layers import async_tensor_parallel  # noqa: E402
+from scalebook.train.layers import async_tensor_parallel, blocks  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 
 torch.distributed.init_process_group("gloo")
@@ -61,7 +61,31 @@ def check_linear_pair() -> None:
         same(leaf.grad, part(whole.grad, dimension))
 
 
+def check_shared_attention() -> None:
+    """Rank r holds chunks r and 2 x size - 1 - r of a sequence."""
+    query, key, value = random(16, 1, 4, 8), random(16, 1, 2, 8), random(16, 1, 2, 8)
+    leaves = [leaf.clone().requires_grad_() for leaf in (query, key, value)]
+    turned = (leaf.permute(1, 2, 0, 3) for leaf in leaves)
+    attention: Any = torch.nn.functional.scaled_dot_product_attention
+    expected = attention(*turned, is_causal=True, enable_gqa=True).permute(2, 0, 1, 3)
+    expected.square().sum().backward()
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        chunks = tensor.chunk(2 * size)
+        return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
+
+    mine, pair = own(query).requires_grad_(), torch.stack([own(key), own(value)]).requires_grad_()
+    shares = blocks.Shares(rank, size, group)
+    found = blocks.attend_shared(mine, pair, 8**-0.5, shares)
+    found.square().sum().backward()
+    same(found, own(expected))
+    gradients: list[Any] = [mine.grad, *pair.grad]  # pyright: ignore
+    for ours, leaf in zip(gradients, leaves, strict=True):
+        same(ours, own(leaf.grad))  # pyright: ignore
+
+
 check_cross_entropy()
 check_linear_pair()
+check_shared_attention()
 print("agrees", flush=True)
 torch.distributed.destroy_process_group()

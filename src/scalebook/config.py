@@ -18,6 +18,7 @@ from scalebook.settings import (
     Fp8Recipe,
     GradientPrecision,
     LayerSpec,
+    ParameterGather,
     Precision,
     Recompute,
     RecomputeMethod,
@@ -59,6 +60,7 @@ class RunConfig(BaseModel):
     expert_tensor_parallel_size: Size = 1
     sequence_parallel: bool = False
     data_parallel_sharding: Sharding = "optimizer"
+    parameter_gather: ParameterGather = "pass"  # step: FSDP keeps gathered weights for a step
     micro_batch_size: Size = 1
     global_batch_size: Size
     sequence_length: Size

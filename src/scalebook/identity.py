@@ -120,7 +120,8 @@ def configuration(record: RunRecord) -> str | None:
 def repeat(record: RunRecord) -> str | None:
     """Return what repeats share: configuration and software, as it ran where that was left open."""
     found, needed = _configuration(record, record.in_force)
-    found["window_attention"] = record.observed.get("window_attention")  # by which kernel
+    for name in ("window_attention", "context_parallel_communication"):  # by which kernels
+        found[name] = record.observed.get(name)
     stood_on = software(record)
     # Without Transformer Engine its version is none, so that None is an answer.
     needed |= {name: stood_on[name] for name in ("torch", "megatron_core")}

@@ -113,7 +113,8 @@ class Parallelism:
     Expert parallelism divides the ``tp x cp x dp`` ranks of a pipeline stage and is no factor of
     the world size. ``data_parallel_sharding`` says what the data-parallel ranks share out:
     ``none`` (plain DDP), ``optimizer`` (Megatron's distributed optimizer, ZeRO-1) or ``full``
-    (FSDP, ZeRO-3).
+    (FSDP, ZeRO-3), which with ``parameter_gather`` step keeps gathered weights for a step (as
+    ZeRO-2 does).
     """
 
     world_size: int
@@ -126,6 +127,12 @@ class Parallelism:
     sequence_parallel: bool = False
     data_parallel_sharding: str = "optimizer"
     last_pipeline_stage_layers: int = 0  # 0: as many as every other stage
+    parameter_gather: str = "pass"
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether FSDP gathers the weights once per step."""
+        return self.data_parallel_sharding == "full" and self.parameter_gather == "step"
 
     @property
     def model_parallel_size(self) -> int:

@@ -25,6 +25,8 @@ RECOMPUTE_MODULES = (
 # forced: tokens go to experts at random, as if a router had learned to spread them evenly
 ExpertBalance = Literal["learned", "forced"]
 Sharding = Literal["none", "optimizer", "full"]
+# pass: a layer's weights are gathered for each forward and backward pass; step: kept for a step
+ParameterGather = Literal["pass", "step"]
 Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
 LayerSpec = Literal["auto", "torch", "transformer_engine"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
@@ -130,6 +132,9 @@ _ROWS = (
          help="split norms and residuals along the sequence over the tensor-parallel GPUs"),
     _row("data_parallel_sharding", "layout", _TIME, Sharding, words="sharding",
          help="what replicas share: nothing, the optimizer state (default) or everything (FSDP)"),
+    _row("parameter_gather", "kernel", _TIME, ParameterGather, named="off default",
+         words="weights gathered per", help="with FSDP, gather weights for each pass over a layer "
+         "(pass, default), or once and keep them for the step (step)"),
     _row("micro_batch_size", "layout", _TIME, 1, named="size", words="micro batch",
          help="samples per forward pass of a replica", metavar="SAMPLES"),
     _row("global_batch_size", "layout", _ALL, 1, named="size", words="global batch",

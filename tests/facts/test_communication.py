@@ -192,7 +192,7 @@ def test_a_stage_sends_activations_on_and_gradients_back(
     )
     assert found.pipeline == 5 * max(crossings) * 64 * 128 * 2
     sent = [
-        communication._stage(shape, split, stage, (64, "bf16", NOTHING), 4).pipeline
+        communication._stage(shape, split, stage, (64, "bf16", NOTHING), (4, 5)).pipeline
         for stage in range(stages)
     ]
     assert sent == [count * 64 * 128 * 2 for count in crossings]

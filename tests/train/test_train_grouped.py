@@ -220,21 +220,23 @@ def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_the_last_queries_attend_as_under_a_mask(groups: int) -> None:
-    sizes = ((2 * groups, 5), (2, 13), (2, 13))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranks_that_share_a_sequence_attend_as_one_under_a_mask(groups: int, ranks: int) -> None:
+    length = 6 * ranks  # chunks of 3 tokens
     tensors = [
         torch.randn(2, heads, length, 8, dtype=torch.float64).requires_grad_()
-        for heads, length in sizes
+        for heads in (2 * groups, 2, 2)
     ]
     query, key, value = (
         tensor.repeat_interleave(groups * 2 // tensor.shape[1], 1) for tensor in tensors
     )
     scores = query @ key.transpose(2, 3) * 0.3
-    seen = torch.ones(5, 13, dtype=torch.bool).tril(8)  # query 0 is token 8
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
     expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
-    found = blocks.attend(*tensors, 0.3)
+    found = blocks.rehearse(ranks, 0.3, *tensors)
     torch.testing.assert_close(found, expected)
     grad = torch.randn_like(found)
+    torch.autograd.grad(found, tensors, grad, retain_graph=True)  # tells what ranks send
     for ours, plain in zip(
         torch.autograd.grad(found, tensors, grad),
         torch.autograd.grad(expected, tensors, grad),
@@ -296,11 +298,11 @@ def test_a_mask_does_where_the_kernel_for_windows_is_wrong(monkeypatch: pytest.M
 
 def test_a_device_is_asked_whether_it_attends_so(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = torch.device("cpu"), torch.float32, 64, 4
-    blocks.can_attend.cache_clear()
+    blocks.can_share.cache_clear()
     with torch.no_grad():  # as in the forward pass of what is recomputed
-        assert blocks.can_attend(*asked)
-    blocks.can_attend.cache_clear()
+        assert blocks.can_share(*asked)
+    blocks.can_share.cache_clear()
     right = blocks._forward
     monkeypatch.setattr(blocks, "_forward", lambda *given: right(*given[:3], False, given[4]))
-    assert not blocks.can_attend(*asked)
-    blocks.can_attend.cache_clear()
+    assert not blocks.can_share(*asked)
+    blocks.can_share.cache_clear()

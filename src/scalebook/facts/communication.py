@@ -126,15 +126,15 @@ def estimate(
     work = micro_batch_size * sequence_length, precision, recompute
     gradient, times = gradient_bytes(precision, gradient_precision), num_microbatches
     number, chunks = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
-    stages = [_stage(shape, parallelism, stage, work, gradient) for stage in range(number)]
-    full = parallelism.data_parallel_sharding == "full"
+    data = gradient, times
+    stages = [_stage(shape, parallelism, stage, work, data) for stage in range(number)]
     scaled = [
         CommunicationEstimate(
             tensor=one.tensor * times,
             pipeline=one.pipeline * times,
             context=one.context * times,
             expert=one.expert * times,
-            data=one.data * (times if full else 1),
+            data=one.data,
             bubble=pipeline_bubble(number, num_microbatches, chunks),
         )
         for one in stages
@@ -147,9 +147,12 @@ def _stage(
     parallelism: Parallelism,
     stage: int,
     work: tuple[int, str, Recomputed],
-    gradient: int,
+    data: tuple[int, int],
 ) -> CommunicationEstimate:
-    """Bytes for one microbatch of ``work``'s tokens, and for the data-parallel part once."""
+    """Bytes for one microbatch of ``work``'s tokens, and of the data-parallel part for a step.
+
+    ``data``: bytes of a gradient, and microbatches.
+    """
     tokens, precision, recompute = work
     size = exchanged_bytes(precision)
     tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
@@ -176,7 +179,7 @@ def _stage(
         * expert_bytes(
             shape, parallelism.expert_parallel_size, routed, element_bytes=size, again=again("moe")
         ),
-        data=_data(shape, parallelism, stage, size, gradient),
+        data=_sent_bytes(parallelism, size, *data) * _sent(shape, parallelism, stage),
         bubble=0.0,
     )
 
@@ -204,17 +207,21 @@ def gradient_bytes(precision: str, gradient_precision: str) -> int:
     return int(PRECISIONS.get(precision, PRECISIONS["bf16"]).gradients)
 
 
-def _data(
-    shape: ModelShape, parallelism: Parallelism, stage: int, weights: int, gradients: int
-) -> float:
-    factor = {
+def _sent_bytes(parallelism: Parallelism, weights: int, gradients: int, times: int) -> int:
+    """Bytes that a step sends of a parameter, given those of its weight and gradient."""
+    gathers = 1 if parallelism.gathers_once else 2 * times
+    return {
         "none": 2 * gradients,
         "optimizer": gradients + weights,
-        "full": gradients + 2 * weights,
+        "full": times * gradients + gathers * weights,
     }[parallelism.data_parallel_sharding]
+
+
+def _sent(shape: ModelShape, parallelism: Parallelism, stage: int) -> float:
+    """Parameters of a rank that data parallelism sends, each once."""
     replicas = parallelism.data_parallel_size * parallelism.context_parallel_size
     holders = parallelism.expert_parallel_size * parallelism.expert_tensor_parallel_size
     copies = max(replicas * parallelism.tensor_parallel_size / holders, 1)
     count = stage_count(shape, parallelism, stage)
     dense = (replicas - 1) / replicas * count.dense
-    return factor * (dense + (copies - 1) / copies * count.expert)
+    return dense + (copies - 1) / copies * count.expert

@@ -22,6 +22,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
+from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
 from scalebook.predict.kinds import KINDS, MachineRates
 from scalebook.settings import SWITCHES
@@ -72,8 +73,10 @@ _EXPONENTIAL_WIDTH = 2 / 16 * 4270 / 14
 _USUAL_WIDTH = 128  # of the runs that the rate of attention is fitted to
 _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
-_DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
+
+# What runs observe of kernels that later ones replaced.
+KERNELS = {"window_attention": "fused", "context_parallel_communication": "overlapped_all_gather"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,7 @@ def switches(
         asked = getattr(config, name)
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
-    window = "fused" if ran is None else ran.get("window_attention")
-    return found | {"window_attention": window == "fused"}
+    return found | {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
 
 
 def amounts(
@@ -190,7 +192,7 @@ def _slowest_of(ranks: int) -> float:
 
     The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
     """
-    return _DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def _believed(seconds: Mapping[str, float]) -> float:
@@ -357,6 +359,13 @@ class _Job:
             found["fp8_blockwise"] = product_seconds
         return found
 
+    @property
+    def waits_for_context(self) -> bool:
+        """Whether attention waits for the keys of other ranks: before a window, sinks, or once."""
+        shape = self.shape
+        plain = not (shape.mla or shape.attention_sinks or shape.sliding_window)
+        return self.own_kernels and not (plain and self.on["context_parallel_communication"])
+
     def attention(self) -> Seconds:
         config, shape = self.config, self.shape
         pairs = config.sequence_length / 2  # the causal half
@@ -382,7 +391,7 @@ class _Job:
             seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
             seconds *= _LATENT_ATTENTION if shape.mla and torch_only else 1.0
         found = {"attention": seconds * (_MASKED_ATTENTION if masked else 1.0)}
-        if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
+        if config.context_parallel_size > 1 and self.waits_for_context and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
         return found
 
@@ -452,9 +461,9 @@ class _Job:
             )
             size /= config.tensor_parallel_size
             # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
-            # a ring passes three times, and waits for both.
-            gathered = (2 + again) / (3 + again)
-            kind, passes = ("context_exposed", gathered) if self.own_kernels else ("context", 1.0)
+            # a ring passes three times.
+            passes = (2 + again) / (3 + again) if self.own_kernels else 1.0
+            kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
@@ -572,11 +581,14 @@ class _Job:
 
     def gathers(self, stage: int, busy: float) -> Seconds:
         """Return what full sharding moves for one micro batch that takes ``busy`` seconds."""
-        held = self.held(stage)
-        copied = 12 * held.total / self.machine.memory_bytes_per_second
+        held, config = self.held(stage), self.config
+        # Of the copies, 7 bytes per weight belong to the two gathers.
+        gathers = 1 / config.num_microbatches if config.parallelism.gathers_once else 2
+        copied = (5 + 3.5 * gathers) * held.total / self.machine.memory_bytes_per_second
         found: Seconds = {"sharding": copied if self.own_kernels else copied / 3}
         for size, ranks, stride in self.replicas(held):
-            moved = size * (ranks - 1) / ranks * (2 * self.element_bytes + self.gradient_bytes)
+            sent = gathers * self.element_bytes + self.gradient_bytes
+            moved = size * (ranks - 1) / ranks * sent
             _add(found, self.hidden_behind(moved, ranks, stride, busy))
         return found
 

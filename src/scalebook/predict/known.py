@@ -16,7 +16,7 @@ from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.feasibility.known import config_of
 from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
-from scalebook.predict.amounts import amounts
+from scalebook.predict.amounts import KERNELS, amounts
 from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between
@@ -116,7 +116,7 @@ def known_rate(run: Run) -> KnownRate | str:
     accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
     if accelerator is None and config.platform != "cpu":
         return "its accelerator is not in the catalog"
-    ran = {name: record.observed.get(name) for name in (*SWITCHES, "window_attention")}
+    ran = {name: record.observed.get(name) for name in (*SWITCHES, *KERNELS)}
     seconds = config.tokens_per_step / rates.tokens_per_second
     return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, _around(run))
 

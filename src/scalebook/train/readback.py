@@ -37,11 +37,14 @@ def _counted(trainer: Trainer) -> dict[str, int]:
 def _attention(trainer: Trainer) -> dict[str, str | None]:
     """Return which of its kernels torch takes for this run's core attention; None if not torch's.
 
-    And how layers with a window or sinks are computed: ``fused``, or ``masked``. Both questions
-    are asked with tensors of this run's shape, before the first step.
+    And how layers with a window or sinks are computed: ``fused``, or ``masked``; and whether keys
+    of other ranks travel while a rank attends to its own. All is asked before the first step.
     """
     config, run = trainer.model.config, trainer.config
     found: dict[str, str | None] = {"attention_kernel": None, "window_attention": None}
+    found["context_parallel_communication"] = "all_gather"
+    if trainer.model.switches.transformer_engine:
+        found["context_parallel_communication"] = config.cp_comm_type
     if trainer.model.switches.transformer_engine or not trainer.model.switches.fused_attention:
         return found
     length = run.sequence_length // run.context_parallel_size
@@ -65,6 +68,10 @@ def _attention(trainer: Trainer) -> dict[str, str | None]:
     if sinks or 0 < window < run.sequence_length:
         masked = blocks.fits(window, sinks, query, key, value) is None
         found["window_attention"] = "masked" if masked else "fused"
+    elif wide == narrow and not sinks and run.context_parallel_size > 1:
+        asked = query.device, query.dtype, wide, query.shape[1] // key.shape[1]
+        if blocks.can_share(*asked):
+            found["context_parallel_communication"] = "overlapped_all_gather"
     choice: Any = getattr(torch, "_fused_sdp_choice", None)
     if choice is not None:
         grouped = query.shape[1] != key.shape[1]
@@ -141,6 +148,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
         "data_parallel_sharding": _sharding(model),
+        "parameter_gather": "step" if getattr(model.chunks[0], "once", False) else "pass",
         "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
         "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
@@ -165,9 +173,6 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         **_counted(trainer),
         **model.switches.observed(),
         **_attention(trainer),
-        "context_parallel_communication": (
-            config.cp_comm_type if model.switches.transformer_engine else "all_gather"
-        ),
         "moe_grouped_gemm": config.moe_grouped_gemm,
         "float32_matmul": torch.get_float32_matmul_precision(),
     }

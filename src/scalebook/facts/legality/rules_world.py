@@ -18,6 +18,12 @@ def sharding(case: Case) -> Iterator[Problem]:
             f"{name}={getattr(config, name)!r} is not supported with data_parallel_sharding='full' "
             "(FSDP). Use data_parallel_sharding='optimizer', or no checkpoints.",
         )
+    if config.parameter_gather == "step" and config.data_parallel_sharding != "full":
+        yield Problem(
+            "parameter_gather",
+            "parameter_gather='step' needs data_parallel_sharding='full' (FSDP), not "
+            f"{config.data_parallel_sharding!r}. Use parameter_gather='pass'.",
+        )
 
 
 def interval(case: Case) -> Iterator[Problem]:

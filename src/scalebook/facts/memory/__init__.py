@@ -212,7 +212,7 @@ def _stage(job: _Job, stage: int) -> StageMemory:
     gradients = numbers.gradients * _shared_out(count, job.parallelism, shared=everything)
     own = _shared_out(count, job.parallelism, shared=sharding != "none")
     optimizer = numbers.optimizer * own
-    gathered = _gathered_bytes(job, stage) if everything else 0.0
+    gathered = _gathered_bytes(job, stage, count.total) if everything else 0.0
     return StageMemory(
         stage=stage,
         parameters=parameters / GIB,
@@ -235,8 +235,11 @@ def _shared_out(count: Count, parallelism: Parallelism, *, shared: bool) -> floa
     return count.dense / replicas + count.expert / max(stage_ranks / holders, 1)
 
 
-def _gathered_bytes(job: _Job, stage: int) -> float:
-    """FSDP: two whole layers (one computing, one prefetched) and one layer's gradients."""
+def _gathered_bytes(job: _Job, stage: int, every: float) -> float:
+    """FSDP: two whole layers (one computing, one prefetched) and one layer's gradients.
+
+    If gathered once per step, all ``every`` weights of the stage.
+    """
     if job.parallelism.data_parallel_size * job.parallelism.context_parallel_size == 1:
         return 0.0
     chunks = stage_layers(job.shape, job.parallelism, stage)
@@ -244,7 +247,8 @@ def _gathered_bytes(job: _Job, stage: int) -> float:
     largest = max(
         (layer_count(job.shape, job.parallelism, moe=kind).total for kind in kinds), default=0.0
     )
-    return largest * (2 * job.numbers.weights + job.numbers.gradients)
+    weights = every if job.parallelism.gathers_once else 2 * largest
+    return weights * job.numbers.weights + largest * job.numbers.gradients
 
 
 def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Attention by torch's fused kernels where its own function would need a mask.
 
-The last queries of a sequence attend to all of its keys by two products. The kernels that are
-fastest align a causal mask with the first key, so the queries' own keys are one call (a causal
-square) and the keys before them another (without a mask). Each call gives its softmax's
-log-sum-exp, by which the two are weighed, as in ring attention (arXiv 2310.01889).
+The ranks of context parallelism attend to a sequence by two or three products each: a causal
+square of a rank's own queries and keys, and one without a mask for the keys of earlier ranks and
+for those of later ranks. Each call gives its softmax's log-sum-exp, by which the outputs are
+weighed, as in ring attention (arXiv 2310.01889).
 
 A window is an argument of FlashAttention 2, which skips what it hides. A sink adds a term to the
 softmax's denominator: the output is scaled by what that takes away, and the backward pass, which
@@ -12,7 +12,7 @@ computes the probabilities from output and log-sum-exp, is given the new ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -22,9 +22,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, bias
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from scalebook.train.layers import fused
+from scalebook.train.world import distributed
+
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 aten: Any = torch.ops.aten
 _linalg: Any = torch.linalg
+TRIED = 512  # tokens of a trial, for which nothing is compiled
 Call = tuple[Tensor, Tensor, tuple[Any, ...]]  # output, log-sum-exp, what the backward pass needs
 
 
@@ -51,36 +55,108 @@ def _backward(
     return kernel(grad, *tensors, 0.0, causal, scale=scale)
 
 
-class _LastQueries(torch.autograd.Function):
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A sequence over the ranks of a group: rank r holds chunks r and 2 x size - 1 - r."""
+
+    rank: int
+    size: int
+    group: Any
+
+    def gather(self, pair: Tensor) -> tuple[Tensor, Callable[[], Any]]:
+        """Begin to gather keys and values; return where they come to, and what waits for them."""
+        every = pair.new_empty((self.size, *pair.shape))
+        whole = every.flatten(0, 1)
+        work = distributed.all_gather_into_tensor(whole, pair, group=self.group, async_op=True)
+        return every, work.wait
+
+    def scatter(self, sent: Tensor) -> tuple[Tensor, Callable[[], Any]]:
+        """Begin to add up what all ranks send to each; return where it comes to, and the wait."""
+        own = torch.empty_like(sent[0])
+        whole = sent.flatten(0, 1)
+        work = distributed.reduce_scatter_tensor(own, whole, group=self.group, async_op=True)
+        return own, work.wait
+
+    def others(self, length: int) -> Iterator[tuple[slice, tuple[slice, slice]]]:
+        """Yield which of ``length`` own queries see other keys, with the keys' ranks and tokens.
+
+        The first chunks of earlier ranks lie before all own tokens, both chunks of later ranks
+        between the two here: no mask is needed, nor the order of the sequence.
+        """
+        half = length // 2
+        if self.rank:
+            yield slice(None), (slice(0, self.rank), slice(0, half))
+        if self.rank + 1 < self.size:
+            yield slice(half, None), (slice(self.rank + 1, None), slice(None))
+
+
+def _merge(output: Tensor, total: Tensor, other: Tensor, other_total: Tensor) -> None:
+    """Weigh another output of the same queries in, in place; likewise the log-sum-exps."""
+    share = torch.sigmoid(other_total - total).unsqueeze(-1)
+    output.copy_(torch.lerp(output.to(share.dtype), other.to(share.dtype), share))
+    total.copy_(torch.logaddexp(total, other_total))
+
+
+def _heads_first(tensor: Tensor) -> Tensor:
+    return tensor.permute(1, 2, 0, 3)
+
+
+def _keys(every: Tensor, place: tuple[slice, slice]) -> tuple[Tensor, Tensor]:
+    ranks, tokens = place
+    pair = every[ranks, :, tokens].transpose(0, 1).flatten(1, 2)
+    return _heads_first(pair[0]), _heads_first(pair[1])
+
+
+class _Shared(torch.autograd.Function):
+    """A rank's queries see its own keys while those of the others are on their way to it.
+
+    In the backward pass the gradients of other ranks' keys leave before its own are computed.
+    """
+
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        before = key.shape[2] - query.shape[2]
-        past, past_total, past_rest = _forward(
-            query, key[:, :, :before], value[:, :, :before], False, scale
-        )
-        own, own_total, own_rest = _forward(
-            query, key[:, :, before:], value[:, :, before:], True, scale
-        )
-        share = torch.sigmoid(own_total - past_total).view(*query.shape[:3], 1)
-        output = torch.lerp(past.to(share.dtype), own.to(share.dtype), share).to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, torch.logaddexp(own_total, past_total))
-        ctx.rest, ctx.scale = (past_rest, own_rest), scale
-        return output
+    def forward(ctx: Any, query: Tensor, pair: Tensor, scale: float, shares: Shares) -> Tensor:
+        every, arrived = shares.gather(pair)
+        wide = _heads_first(query)
+        key, value = _heads_first(pair[0]), _heads_first(pair[1])
+        output, total, rest = _forward(wide, key, value, True, scale)
+        rests, rows = [rest], total.view(output.shape[:3])
+        compiles = query.is_cuda and query.shape[0] > TRIED and fused.can_compile()
+        merge = fused.compiled_in_place(_merge) if compiles else _merge
+        arrived()
+        for queries, place in shares.others(query.shape[0]):
+            key, value = _keys(every, place)
+            part, part_total, rest = _forward(wide[:, :, queries], key, value, False, scale)
+            part_rows = part_total.view(part.shape[:3])
+            merge(output[:, :, queries], rows[:, :, queries], part, part_rows)
+            rests.append(rest)
+        ctx.save_for_backward(query, every, output, total)
+        ctx.rests, ctx.scale, ctx.shares = rests, scale, shares
+        return output.permute(2, 0, 1, 3)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, total = ctx.saved_tensors
-        before = key.shape[2] - query.shape[2]
-        made: list[tuple[Tensor, Tensor, Tensor]] = []
-        for part, rest, causal in (
-            (slice(0, before), ctx.rest[0], False),
-            (slice(before, None), ctx.rest[1], True),
-        ):
-            tensors = query, key[:, :, part], value[:, :, part], output, total
-            made.append(_backward(grad_outputs[0], tensors, rest, causal, ctx.scale))
-        (past_query, *past), (own_query, *own) = made
-        joined = (torch.cat(parts, dim=2) for parts in zip(past, own, strict=True))
-        return past_query + own_query, *joined, None
+        query, every, output, total = ctx.saved_tensors
+        shares, (own_rest, *rests) = ctx.shares, ctx.rests
+        wide, grad = _heads_first(query), _heads_first(grad_outputs[0])
+        sent, parts = torch.zeros_like(every), list[tuple[slice, Tensor]]()
+        others = zip(shares.others(query.shape[0]), rests, strict=True)
+        for (queries, (ranks, tokens)), rest in others:
+            seen = wide[:, :, queries], *_keys(every, (ranks, tokens)), output[:, :, queries]
+            tensors = *seen, total[:, :, queries].contiguous()
+            made = _backward(grad[:, :, queries], tensors, rest, False, ctx.scale)
+            parts.append((queries, made[0]))
+            for kind, one in enumerate(made[1:]):
+                slot = sent[ranks, kind, tokens]
+                slot.copy_(one.permute(2, 0, 1, 3).reshape(slot.shape))
+        pair, arrived = shares.scatter(sent)
+        tensors = wide, *map(_heads_first, every[shares.rank]), output, total
+        grad_query, *grads = _backward(grad, tensors, own_rest, True, ctx.scale)
+        for queries, part in parts:
+            grad_query[:, :, queries] += part
+        arrived()
+        for kind, one in enumerate(grads):
+            pair[kind] += one.permute(2, 0, 1, 3)
+        return grad_query.permute(2, 0, 1, 3), pair, None, None
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Call:
@@ -243,30 +319,66 @@ def _right(
     return _alike(found, expected)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return the context of the last queries of a sequence, each [batch, heads, tokens, dim]."""
-    function: Any = _LastQueries
-    context: Tensor = function.apply(query, key, value, scale)
+def attend_shared(query: Tensor, pair: Tensor, scale: float, shares: Shares) -> Tensor:
+    """Return the context [tokens, batch, heads, dim] of this rank's tokens of a shared sequence.
+
+    ``pair``: keys and values [2, tokens, batch, groups, dim].
+    """
+    function: Any = _Shared
+    context: Tensor = function.apply(query, pair, scale, shares)
     return context
 
 
-@cache
-def can_attend(device: torch.device, dtype: torch.dtype, width: int, groups: int) -> bool:
-    """Return whether ``attend`` is right here, and its kernel the one that torch would choose.
+@dataclass(frozen=True, slots=True)
+class _Rehearsed(Shares):
+    """One of the ranks played by this process: nothing is sent."""
 
-    ``width`` of a head; ``groups`` queries share a key. Tried on 256 queries of 768 keys.
+    every: Tensor
+    sent: dict[int, Tensor]
+
+    def gather(self, pair: Tensor) -> tuple[Tensor, Callable[[], Any]]:
+        return self.every, bool
+
+    def scatter(self, sent: Tensor) -> tuple[Tensor, Callable[[], Any]]:
+        self.sent[self.rank] = sent
+        return torch.stack([one[self.rank] for one in self.sent.values()]).sum(0), bool
+
+
+def rehearse(size: int, scale: float, *tensors: Tensor) -> Tensor:
+    """Return the context of a whole sequence, as ``size`` ranks compute it by ``attend_shared``.
+
+    ``tensors``: query, key and value, each [batch, heads, tokens, dim]. The second backward pass
+    is right: only then is known what every rank sends.
+    """
+    query, *pair = (one.permute(2, 0, 1, 3).chunk(2 * size) for one in tensors)
+    chunks = [(rank, 2 * size - 1 - rank) for rank in range(size)]
+    pairs = [torch.stack([torch.cat([one[i] for i in both]) for one in pair]) for both in chunks]
+    every, sent = torch.stack(pairs).detach(), dict[int, Tensor]()
+    shares = [_Rehearsed(rank, size, None, every, sent) for rank in range(size)]
+    parts: dict[int, Tensor] = {}
+    for both, one, share in zip(chunks, pairs, shares, strict=True):
+        own = torch.cat([query[i] for i in both])
+        parts |= zip(both, attend_shared(own, one, scale, share).chunk(2), strict=True)
+    return torch.cat([parts[i] for i in range(2 * size)]).permute(1, 2, 0, 3)
+
+
+@cache
+def can_share(device: torch.device, dtype: torch.dtype, width: int, groups: int) -> bool:
+    """Return whether ``attend_shared`` is right here, and its kernel the one torch would choose.
+
+    ``width`` of a head; ``groups`` queries share a key. Tried with two ranks.
     """
     generator = torch.Generator(device).manual_seed(1)
     options: dict[str, Any] = {"device": device, "generator": generator}
-    sizes = ((2 * groups, 256), (2, 768), (2, 768))
-    tensors = [torch.randn(1, heads, keys, width, **options).to(dtype) for heads, keys in sizes]
+    sizes = (2 * groups, 2, 2)
+    tensors = [torch.randn(1, heads, TRIED, width, **options).to(dtype) for heads in sizes]
     scale, grouped = width**-0.5, groups > 1
     try:
-        if not _chosen(tensors[0], tensors[1][:, :, -256:], grouped):
+        if not _chosen(tensors[0], tensors[1], grouped):
             return False
-        ours = _trial(tensors, partial(attend, scale=scale))
-        mask: Any = {"attn_mask": lower_right(256, 768), "scale": scale, "enable_gqa": grouped}
-        plain = _trial(tensors, partial(scaled_dot_product_attention, **mask))
+        ours = _trial(tensors, partial(rehearse, 2, scale))
+        given: Any = {"is_causal": True, "scale": scale, "enable_gqa": grouped}
+        plain = _trial(tensors, partial(scaled_dot_product_attention, **given))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return False
     return _alike(ours, plain)
@@ -290,4 +402,6 @@ def _trial(tensors: list[Tensor], attention: Callable[..., Tensor]) -> tuple[Ten
     """Return the context and the gradients of fresh copies of the tensors."""
     given = [tensor.clone().requires_grad_() for tensor in tensors]
     context = attention(*given)
-    return (context.detach(), *torch.autograd.grad(context, given, context.detach()))
+    for again in (True, False):  # see rehearse
+        made = torch.autograd.grad(context, given, context.detach(), retain_graph=again)
+    return (context.detach(), *made)

@@ -145,7 +145,8 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     ddp_config = megatron_config.ddp_config(config, on)
     if sharded:
         types = DTYPES[config.precision], DTYPES[config.gradient_precision]
-        wrapped = [fsdp.shard(transformer, chunk, world, *types) for chunk in chunks]
+        once = config.parameter_gather == "step"
+        wrapped = [fsdp.shard(transformer, chunk, world, types, once=once) for chunk in chunks]
     else:
         wrapped = [_wrap(transformer, ddp_config, one, index) for index, one in enumerate(chunks)]
     return Model(

@@ -2,13 +2,15 @@
 
 Each transformer layer is gathered (in the run's precision) just before it is needed and its
 gradient is summed (in fp32, unless told otherwise) and scattered just after; the fp32 parameters
-that are updated stay in parts. Megatron-Core's tensor and context parallelism work inside;
-pipelines and experts do not.
+that are updated stay in parts. With parameter_gather ``step`` a layer stays gathered from its first
+forward pass in a step to its last backward pass. Megatron-Core's tensor and context parallelism
+work inside; pipelines and experts do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -25,14 +27,23 @@ NOTES = ("tensor_model_parallel", "sequence_parallel")
 class Sharded(nn.Module):
     """A model chunk under FSDP, with what the training step asks of Megatron-Core's wrapper."""
 
-    def __init__(self, config: Any, module: nn.Module) -> None:
+    def __init__(self, config: Any, module: nn.Module, *, once: bool) -> None:
         super().__init__()
         self.config = config
         self.module = module
+        self.once = once  # parameters are gathered once per step
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Return what the module returns."""
         return self.module(*inputs, **options)
+
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        """Keep the parameters gathered after the backward pass as well."""
+        chunk: Any = self.module
+        chunk.set_reshard_after_backward(False)
+        yield
+        chunk.set_reshard_after_backward(True)
 
     def zero_grad_buffer(self) -> None:
         """Drop the gradients."""
@@ -40,11 +51,12 @@ class Sharded(nn.Module):
 
 
 def shard(
-    config: Any, chunk: Any, world: World, dtype: torch.dtype, reduced: torch.dtype
+    config: Any, chunk: Any, world: World, types: tuple[torch.dtype, torch.dtype], *, once: bool
 ) -> Sharded:
     """Return a model chunk, its weights initialised in fp32, in parts over data-parallel ranks.
 
-    Layers are gathered and computed in ``dtype``, their gradients added up in ``reduced``.
+    ``types``: that in which layers are gathered and computed, and that in which their gradients
+    are added up. ``once``: layers are gathered once per step.
     """
     api: Any = import_module("torch.distributed.fsdp")
     mesh_type: Any = import_module("torch.distributed.device_mesh").DeviceMesh
@@ -53,9 +65,11 @@ def shard(
         "mesh": mesh_type.from_group(group, world.device.type),
         # Inputs are not cast: rotary angles need fp32.
         "mp_policy": api.MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False
+            param_dtype=types[0], reduce_dtype=types[1], cast_forward_inputs=False
         ),
     }
+    kept = {**options, "reshard_after_forward": False}
+    options = kept if once else options
     notes = {
         name: {note: getattr(parameter, note, False) for note in NOTES}
         for name, parameter in chunk.named_parameters()
@@ -63,13 +77,14 @@ def shard(
     for layer in chunk.decoder.layers:
         api.fully_shard(layer, **options)
     if not chunk.share_embeddings_and_output_weights:
-        api.fully_shard(chunk.embedding, **options)
-        api.fully_shard([chunk.decoder.final_layernorm, chunk.output_layer], **options)
+        # Its backward pass does not read it; that of the output layer follows at once.
+        api.fully_shard(chunk.embedding, **options).set_unshard_in_backward(False)
+        api.fully_shard([chunk.decoder.final_layernorm, chunk.output_layer], **kept)
     api.fully_shard(chunk, **options)
     for name, parameter in chunk.named_parameters():
         for note, value in notes[name].items():
             setattr(parameter, note, value)
-    return Sharded(config, chunk)
+    return Sharded(config, chunk, once=once)
 
 
 def _gradients(chunk: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:

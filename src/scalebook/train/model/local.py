@@ -149,6 +149,7 @@ class CoreAttention(mcore.MegatronModule):
     With context parallelism, keys and values are gathered over the group and every rank computes
     its own queries: the all-gather form of Llama 3 (arXiv 2407.21783, section 3.3.2). Sequences
     are cut in 2 x size chunks and rank r holds chunks r and 2 x size - 1 - r, as in Megatron-LM.
+    The gather runs while the own keys are attended to, unless a window or a sink forbids it.
     """
 
     def __init__(self, config: Any, softmax_scale: float | None, **given: Any) -> None:
@@ -193,6 +194,11 @@ class CoreAttention(mcore.MegatronModule):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
     ) -> Tensor:
         """Return the context [sequence, batch, heads x dim]; inputs keep heads and dim apart."""
+        if self.context_size > 1 and self._can_share(query, key, value):
+            group = self.context_group
+            shares = blocks.Shares(group.rank(), group.size(), group)
+            scale = self.softmax_scale or query.shape[-1] ** -0.5
+            return blocks.attend_shared(query, torch.stack([key, value]), scale, shares).flatten(2)
         # The values are a part of the tensor that holds queries and keys as well, of which new ones
         # were made: as a view they would keep all of it.
         value = value.contiguous()
@@ -201,6 +207,15 @@ class CoreAttention(mcore.MegatronModule):
         else:
             context = self._attend_over_group(query, key, value)
         return context.flatten(2)
+
+    def _can_share(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Return whether the gather can run while the own keys are attended to."""
+        width, groups = query.shape[-1], query.shape[2] // key.shape[2]
+        if self.softmax_offset is not None or width != value.shape[-1]:
+            return False
+        if 0 < self.window < key.shape[0] * self.context_size:
+            return False
+        return blocks.can_share(query.device, query.dtype, width, groups)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention of the last queries of a sequence to all its keys and values."""
@@ -218,8 +233,6 @@ class CoreAttention(mcore.MegatronModule):
             context = blocks.attend_seen(window, scale, self.softmax_offset, q, k, v)
         elif query.shape[0] == key.shape[0]:
             context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-        elif width == value.shape[-1] and blocks.can_attend(q.device, q.dtype, width, groups):
-            context = blocks.attend(q, k, v, scale)
         else:
             mask = blocks.lower_right(query.shape[0], key.shape[0])
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)

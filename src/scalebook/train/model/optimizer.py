@@ -86,7 +86,9 @@ def _hook(inner: Any, model: Model) -> None:
     config.grad_scale_func = inner.scale_loss
     sharded = isinstance(chunks[0], fsdp.Sharded)
     config.finalize_model_grads_func = fsdp.finalize if sharded else mcore.finalize_model_grads
-    if not sharded and model.ddp_config.overlap_grad_reduce:
+    if sharded and chunks[0].once:
+        config.no_sync_func = chunks[0].gathered
+    elif not sharded and model.ddp_config.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
 
