@@ -103,6 +103,8 @@ def test_fsdp_gathers_once_a_microbatch() -> None:
     parallelism = Parallelism(8, data_parallel_sharding="full")
     few, many = (estimate(parallelism, num_microbatches=count) for count in (4, 8))
     assert many.data == 2 * few.data
+    kept = estimate(replace(parallelism, parameter_gather="step"), num_microbatches=8)
+    assert kept.data / many.data == pytest.approx((8 * 4 + 2) / (8 * (4 + 2 * 2)))
 
 
 def test_interleaving_shrinks_the_bubble_and_adds_crossings() -> None:

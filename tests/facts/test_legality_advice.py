@@ -330,6 +330,13 @@ def test_checkpoints_of_fsdp_are_refused(changes: dict[str, Any], said: str):
         assert all(one.message.startswith(said) for one in found)
 
 
+def test_only_fsdp_gathers_weights_once_per_step():
+    for sharding, refused in (("full", False), ("optimizer", True), ("none", True)):
+        asked = config(data_parallel_sharding=sharding, parameter_gather="step")
+        found = [one for one in legality.check(asked, LLAMA) if one.rule == "parameter_gather"]
+        assert [one.severity for one in found] == ["error"] * refused
+
+
 @pytest.mark.parametrize(
     ("nodes", "tensor", "said"), [(1, 8, 0), (2, 8, 1), (2, 6, 0), (2, 4, 1), (2, 2, 0)]
 )

@@ -157,6 +157,15 @@ def test_states_of_a_toy_model_are_18_bytes_a_parameter() -> None:
     assert worst.optimizer * GIB == 12 * parameters
 
 
+def test_fsdp_holds_two_layers_or_all_that_it_gathered() -> None:
+    shape, sharded = catalog.model("tiny-llama"), Parallelism(2, data_parallel_sharding="full")
+    layer = 128 * 256 + 128 * 128 + 3 * 128 * 384 + 256
+    for gather, held in (("pass", 2 * layer), ("step", 4 * layer + 128 + 2 * 1024 * 128)):
+        split = replace(sharded, parameter_gather=gather)
+        worst = memory.estimate(shape, split, **SIZES).worst
+        assert worst.gathered * GIB == 2 * held + 4 * layer
+
+
 def test_activations_of_a_toy_model_are_counted_tensor_by_tensor() -> None:
     shape = catalog.model("tiny-llama")
     worst = memory.estimate(shape, Parallelism(1), **(SIZES | {"sequence_length": 64})).worst

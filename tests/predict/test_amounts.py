@@ -421,7 +421,7 @@ def test_collectives_of_tensor_parallelism_are_hidden_by_what_the_engine_has(
     assert not {"tensor_latency", "tensor_exposed"} & set(theirs)
 
 
-@pytest.mark.parametrize(("engine", "kind", "passes"), [("megatron", "context_exposed", 2),
+@pytest.mark.parametrize(("engine", "kind", "passes"), [("megatron", "context", 2),
                                                          ("nemo", "context", 3)])  # fmt: skip
 @pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (4, 1), (2, 2)])
 def test_keys_and_values_go_around_the_ranks_that_share_a_sequence(
@@ -433,13 +433,26 @@ def test_keys_and_values_go_around_the_ranks_that_share_a_sequence(
     assert found[kind] == pytest.approx(32 * size / LINK)
 
 
+def test_runs_before_keys_travelled_behind_attention_waited_for_them() -> None:
+    asked = config(world_size=2, context_parallel_size=2)
+    shape = catalog.model(asked.model)
+    before, now = (
+        amounts(asked, shape, H100, {"context_parallel_communication": name}).seconds
+        for name in ("all_gather", "overlapped_all_gather")
+    )
+    assert before["context_exposed"] == now["context"] > 0
+    assert before["context_attention"] == before["attention"] == now["attention"]
+    assert "context" not in before and not {"context_attention", "context_exposed"} & set(now)
+
+
 @pytest.mark.parametrize(
     ("fields", "kinds"),
     [
         ({"tensor_parallel_size": 2}, ("tensor_exposed",)),
         ({"tensor_parallel_size": 2, "sequence_parallel": True},
          ("tensor_exposed", "tensor_overlapped", "tensor_piece")),
-        ({"context_parallel_size": 2}, ("context_exposed",)),
+        ({"context_parallel_size": 2}, ("context",)),
+        ({"context_parallel_size": 2, "model": "deepseek-v2-lite"}, ("context_exposed",)),
         ({"context_parallel_size": 2, "engine": "nemo"}, ("context",)),
         ({"pipeline_parallel_size": 2}, ("pipeline",)),
         ({"model": "mixtral-8x7b", "expert_parallel_size": 2}, ("expert_exchange",)),
@@ -539,6 +552,7 @@ def test_processes_of_cpus_pass_activations_at_5_gb_a_second_and_at_1_across_nod
         ({"data_parallel_sharding": "optimizer", "precision": "fp32"}, 4 + 4),
         ({"data_parallel_sharding": "none", "precision": "fp32"}, 4 + 4),
         ({"data_parallel_sharding": "full", "precision": "fp32"}, 3 * (4 + 4 + 4)),
+        ({"data_parallel_sharding": "full", "parameter_gather": "step"}, 2 + 3 * 4),
     ],
 )
 def test_replicas_send_what_their_sharding_says(fields: dict[str, Any], bytes_each: int) -> None:

@@ -226,16 +226,12 @@ class CoreAttention(mcore.MegatronModule):
             key, value = (tensor.repeat_interleave(groups, dim=2) for tensor in (key, value))
             groups = 1
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
-        windowed = 0 < self.window < key.shape[0]
-        if windowed or self.softmax_offset is not None:
-            window = self.window if windowed else 0
+        window = self.window if self.window < key.shape[0] else 0
+        if window or self.softmax_offset is not None or query.shape[0] != key.shape[0]:
             context = blocks.attend_seen(window, scale, self.softmax_offset, q, k, v)
-        elif query.shape[0] == key.shape[0]:
-            context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         else:
-            mask = blocks.lower_right(query.shape[0], key.shape[0])
-            context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+            options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
+            context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         return context.permute(2, 0, 1, 3)
 
     def _attend_over_group(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
