@@ -760,8 +760,10 @@ def test_the_ranking_is_that_of_every_layout_predicted_by_itself(made) -> None:
         ({"world_size": 1}, "DP1, micro batch 2, bf16"),
         ({"world_size": 2, "tensor_parallel_size": 2}, "TP2, micro batch 2, bf16"),
         ({"data_parallel_sharding": "full"}, "DP8, micro batch 2, fully sharded, bf16"),
-        ({"data_parallel_sharding": "full", "parameter_gather": "step"},
-         "DP8, micro batch 2, fully sharded, gathered once per step, bf16"),
+        (
+            {"data_parallel_sharding": "full", "parameter_gather": "step"},
+            "DP8, micro batch 2, fully sharded, gathered once per step, bf16",
+        ),
         ({"offload_layers": 3}, "DP8, micro batch 2, 3 layers offloaded, bf16"),
     ],
 )
