@@ -63,10 +63,11 @@ def test_the_space_is_every_split_of_the_world_once(model: str, world: int, plat
     assert splits == expected
     one = [c for _, c in found if (c.tensor_parallel_size, c.expert_parallel_size) == (1, 1)]
     flat = [c for c in one if c.pipeline_parallel_size == c.context_parallel_size == 1]
-    # 4 micro batches, 2 shardings; on a GPU nothing, pointwise with 3 numbers of layers, all saved
-    assert len(flat) == 4 * 2 * (1 if platform == "cpu" else 5)
+    # 4 micro batches, 3 shardings; on a GPU nothing, pointwise with 3 numbers of layers, all saved
+    assert len(flat) == 4 * 3 * (1 if platform == "cpu" else 5)
     assert {c.micro_batch_size for c in flat} == {1, 2, 4, 8}
-    assert {c.data_parallel_sharding for c in flat} == {"optimizer", "full"}
+    shared = {(c.data_parallel_sharding, c.parameter_gather) for c in flat}
+    assert shared == {("optimizer", "pass"), ("full", "step"), ("full", "pass")}
     alone = [c for _, c in found if c.tensor_parallel_size * c.pipeline_parallel_size == world]
     assert {c.data_parallel_sharding for c in alone} == {"optimizer"}  # nobody to share with
     chunks = {(c.pipeline_parallel_size > 1, c.virtual_pipeline_parallel_size) for _, c in found}

@@ -219,6 +219,27 @@ def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
     torch.testing.assert_close(gradients(found, grad, rows), gradients(expected, grad, rows))
 
 
+def test_places_are_computed_once_for_a_change_and_what_undoes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[list[int]] = []
+    places = permutation._places
+
+    def counted(sizes: torch.Tensor, *rest: Any) -> Any:
+        computed.append(sizes.tolist())
+        return places(sizes, *rest)
+
+    monkeypatch.setattr(permutation, "_places", counted)
+    rows, order = torch.randn(9, 2), torch.tensor([2, 0, 3, 1])
+    for sizes in ([3, 0, 4, 2], [1, 5, 0, 3]):  # of two layers
+        there, _ = permutation.sort_chunks(rows, torch.tensor(sizes), order, None)
+        assert not torch.equal(there, rows)
+        moved = torch.tensor(sizes)[order]
+        back, _ = permutation.sort_chunks(there, moved, order.argsort(), None)
+        torch.testing.assert_close(back, rows)
+    assert computed == [[3, 0, 4, 2], [1, 5, 0, 3]]
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_ranks_that_share_a_sequence_attend_as_one_under_a_mask(groups: int, ranks: int) -> None:

@@ -5,8 +5,8 @@ while the pipeline fills and drains: m t_max + sum of the others / v. For equal 
 m t (1 + (p - 1) / (m v)), the bubble of arXiv 2104.04473; the output layer makes the last stage
 the slowest. Bytes of communication are those of ``scalebook.facts.communication``.
 
-Left out: contention of several collectives on one link, retries, data
-loading, checkpoints, and any kernel that is slower for a shape than for its FLOPs and bytes.
+Left out: contention of collectives on one link, retries, data loading, checkpoints, and any kernel
+that is slower for a shape than for its FLOPs and bytes.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ _SLOW_COPY = 4
 # exponentials, forward and backward, and 14 FLOPs for each element of a head.
 _EXPONENTIAL_WIDTH = 2 / 16 * 4270 / 14
 _USUAL_WIDTH = 128  # of the runs that the rate of attention is fitted to
-_STEP_SECONDS = 0.005
-_PIECE_SECONDS = 15e-6  # before a piece of a collective starts
+_STEP_SECONDS, _PIECE_SECONDS = 0.005, 15e-6  # before a step, and a piece of a collective, starts
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
 
 # What runs observe of kernels that later ones replaced.
@@ -362,9 +361,8 @@ class _Job:
     @property
     def waits_for_context(self) -> bool:
         """Whether attention waits for the keys of other ranks: before a window, sinks, or once."""
-        shape = self.shape
-        plain = not (shape.mla or shape.attention_sinks or shape.sliding_window)
-        return self.own_kernels and not (plain and self.on["context_parallel_communication"])
+        other = self.shape.mla or self.shape.attention_sinks or self.shape.sliding_window
+        return self.own_kernels and bool(other or not self.on["context_parallel_communication"])
 
     def attention(self) -> Seconds:
         config, shape = self.config, self.shape
@@ -433,9 +431,8 @@ class _Job:
             return 0.0
         key = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         joined = 3 * key + mla.qk_nope_head_dim + mla.v_head_dim
-        return (
-            _SLOW_COPY * 2 * joined * self.shape.num_attention_heads / config.tensor_parallel_size
-        )
+        heads = self.shape.num_attention_heads / config.tensor_parallel_size
+        return _SLOW_COPY * 2 * joined * heads
 
     def communication(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
@@ -529,30 +526,25 @@ class _Job:
             "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
-            extra = 32 * logits / self.machine.memory_bytes_per_second
-            found["fused_cross_entropy_off"] = extra
+            found["fused_cross_entropy_off"] = 32 * logits / self.machine.memory_bytes_per_second
         return found
 
     def held(self, stage: int) -> Count:
-        return stage_count(
-            self.shape, self.config.parallelism, stage, mtp_layers=self.config.mtp_layers
-        )
+        config = self.config
+        return stage_count(self.shape, config.parallelism, stage, mtp_layers=config.mtp_layers)
 
     def weight_traffic(self, stage: int) -> Seconds:
         """Return reads of weights and sums of gradients, once for every micro batch."""
-        count = self.held(stage)
-        held = count.total
+        count, memory = self.held(stage), self.machine.memory_bytes_per_second
         size = 4 if self.config.gradient_precision == "bf16" else 8
-        found = {"gemm_traffic": (4 + size) * held / self.machine.memory_bytes_per_second}
+        found = {"gemm_traffic": (4 + size) * count.total / memory}
         many = self.local_experts > MOST_SINGLE_GRADIENTS
         if self.machine.is_gpu and self.own_kernels and many:
-            summed = (2 + size) * count.expert / self.machine.memory_bytes_per_second
-            found["expert_gradients"] = summed
+            found["expert_gradients"] = (2 + size) * count.expert / memory
         if self.machine.is_gpu and not self.on["fused_weight_gradient"]:
-            extra = 12 * held / self.machine.memory_bytes_per_second
-            found["fused_weight_gradient_off"] = extra
+            found["fused_weight_gradient_off"] = 12 * count.total / memory
         if self.config.fp8_primary_weights:
-            found["fp8_weights"] = 8 * held / self.machine.memory_bytes_per_second
+            found["fp8_weights"] = 8 * count.total / memory
         return found
 
     def between_stages(self, stage: int) -> Seconds:
@@ -587,9 +579,8 @@ class _Job:
         copied = (5 + 3.5 * gathers) * held.total / self.machine.memory_bytes_per_second
         found: Seconds = {"sharding": copied if self.own_kernels else copied / 3}
         for size, ranks, stride in self.replicas(held):
-            sent = gathers * self.element_bytes + self.gradient_bytes
-            moved = size * (ranks - 1) / ranks * sent
-            _add(found, self.hidden_behind(moved, ranks, stride, busy))
+            moved = (ranks - 1) / ranks * (gathers * self.element_bytes + self.gradient_bytes)
+            _add(found, self.hidden_behind(size * moved, ranks, stride, busy))
         return found
 
     @property

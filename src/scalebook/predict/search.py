@@ -15,10 +15,12 @@ from scalebook.facts.legality import fit
 from scalebook.facts.legality.problem import divisors
 from scalebook.plan import defaults
 from scalebook.predict.model import Prediction, Predictor
-from scalebook.settings import SETTINGS, Precision, Sharding, names
+from scalebook.settings import SETTINGS, Precision, names
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
+# What replicas share, and how often FSDP gathers weights; the last saves most memory.
+_SHARDINGS = (("optimizer", "pass"), ("full", "step"), ("full", "pass"))
 _MOST = 20_000  # layouts of one search
 
 
@@ -114,11 +116,10 @@ def _variations(
         if world % (tensor * stage * context):
             continue
         replicas = world > tensor * stage  # that share parameters; context parallelism counts
-        shardings: tuple[Sharding, ...] = ("optimizer", "full") if replicas else ("optimizer",)
-        for precision, chunks, sharding, micro in product(
+        for precision, chunks, (sharding, gather), micro in product(
             precisions or (base.precision,),
             _CHUNKS if stage > 1 else (1,),
-            shardings,
+            _SHARDINGS if replicas else _SHARDINGS[:1],
             _MICRO_BATCHES,
         ):
             update: dict[str, Any] = {
@@ -131,6 +132,7 @@ def _variations(
                 "expert_parallel_size": expert,
                 "expert_tensor_parallel_size": 1 if expert > 1 else tensor if shape.moe else 1,
                 "data_parallel_sharding": sharding,
+                "parameter_gather": gather,
                 "micro_batch_size": micro,
                 "precision": precision,
             }
@@ -160,7 +162,8 @@ def words(config: RunConfig) -> str:
     split += f"{' ' if split else ''}DP{replicas}" if replicas > 1 or not split else ""
     parts = [split, f"micro batch {config.micro_batch_size}"]
     if config.data_parallel_sharding == "full":
-        parts.append("fully sharded")
+        once = ", gathered once per step" if config.parallelism.gathers_once else ""
+        parts.append(f"fully sharded{once}")
     if config.last_pipeline_stage_layers:
         parts.append(f"{config.last_pipeline_stage_layers} layers on the last stage")
     if config.recompute != "none":

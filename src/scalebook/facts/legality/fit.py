@@ -111,6 +111,8 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
         yield {"sequence_parallel": True}
     if config.data_parallel_sharding == "none":
         yield {"data_parallel_sharding": "optimizer"}
+    if config.parallelism.gathers_once:
+        yield {"parameter_gather": "pass"}
     if config.micro_batch_size > 1:
         yield {"micro_batch_size": config.micro_batch_size // 2}
     if shape.moe is not None:

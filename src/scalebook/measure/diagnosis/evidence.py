@@ -195,7 +195,7 @@ def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
         data_parallel_sharding=(
             sharding if sharding in memory.SHARDING else fields["data_parallel_sharding"].default
         ),
-        parameter_gather=str(record.setting("parameter_gather")),
+        parameter_gather=record.setting("parameter_gather") or fields["parameter_gather"].default,
     )
     return split if split.world_size % split.model_parallel_size == 0 else None
 

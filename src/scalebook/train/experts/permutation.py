@@ -114,12 +114,37 @@ def _starts(sizes: Tensor) -> Tensor:
     return sizes.cumsum(0) - sizes
 
 
-def chunk_order(sizes: Tensor, chunks: Tensor, rows: int) -> Tensor:
-    """Return the rows in the order in which ``chunks`` lists pieces of these sizes."""
-    moved = sizes[chunks]
+def _places(sizes: Tensor, chunks: Tensor, rows: int, device: torch.device) -> list[Tensor]:
+    """Return the rows in the order in which ``chunks`` lists pieces of these sizes; its inverse.
+
+    What host numbers say is computed on the host and copied once: launches are what a layer of
+    many small experts waits for.
+    """
+    moved, opposite = sizes[chunks], chunks.argsort()
     shift = _starts(sizes)[chunks] - _starts(moved)
-    within = torch.repeat_interleave(shift, moved, output_size=rows)
-    return within + torch.arange(rows, device=sizes.device)
+    table = torch.stack([shift, moved, -shift[opposite], sizes]).to(device, non_blocking=True)
+    own = torch.arange(rows, device=device)
+    return [
+        own + torch.repeat_interleave(table[row], table[row + 1], output_size=rows)
+        for row in (0, 2)
+    ]
+
+
+_opposite: dict[Any, list[Tensor]] = {}  # what undoes the last change of places, by what asks
+
+
+def _order(sizes: Tensor, chunks: Tensor, rows: int, device: torch.device) -> list[Tensor]:
+    """Return ``_places``; those of experts' outputs are the inverse of those of their inputs."""
+
+    def key(*tensors: Any) -> tuple[Any, ...]:
+        return device, *(tuple(tensor.tolist()) for tensor in tensors)
+
+    found = _opposite.pop(key(sizes, chunks), None)
+    if found is None:
+        found = _places(sizes, chunks, rows, device)
+        _opposite.clear()
+        _opposite[key(sizes[chunks], chunks.argsort())] = found[::-1]
+    return found
 
 
 def sort_chunks(
@@ -128,9 +153,7 @@ def sort_chunks(
     """Return rows and their weights with the pieces of these sizes in the order of ``chunks``."""
     if torch.equal(chunks, torch.arange(len(chunks))):
         return rows, probs
-    sizes, chunks = (part.to(rows.device, non_blocking=True) for part in (sizes, chunks))
-    order = chunk_order(sizes, chunks, len(rows))
-    back = chunk_order(sizes[chunks], chunks.argsort(), len(rows))
+    order, back = _order(sizes.cpu(), chunks, len(rows), rows.device)
     function: Any = _Reorder
     moved: Tensor | None = None if probs is None else function.apply(probs, order, back)
     return function.apply(rows, order, back), moved

@@ -298,12 +298,8 @@ def _right(
 ) -> bool:
     """Return whether ``_Seen`` is as attention under a mask, on 256 queries of 256 or 384 keys."""
     device, dtype, width, groups = asked
-    generator = torch.Generator(device).manual_seed(1)
-    options: dict[str, Any] = {"device": device, "generator": generator}
-    keys = 256 if square else 384
-    sizes = (2 * groups, 256), (2, keys), (2, keys)
-    tensors = [torch.randn(1, heads, length, width, **options).to(dtype) for heads, length in sizes]
-    tensors += [torch.randn(2 * groups, **options).to(dtype)] if sinks else []
+    keys = (1, 2, 256 if square else 384, width)
+    sizes = (1, 2 * groups, 256, width), keys, keys, *([(2 * groups,)] if sinks else [])
     how, function = _How(40 if windowed else 0, width**-0.5, square), cast("Any", _Seen)
 
     def ours(*given: Tensor) -> Tensor:
@@ -312,11 +308,7 @@ def _right(
     def plain(*given: Tensor) -> Tensor:
         return _under_mask(how, given[3] if sinks else None, *given[:3])
 
-    try:  # against fp32: a sink of half precision is rounded once more under a mask
-        found, expected = _trial(tensors, ours), _trial([one.float() for one in tensors], plain)
-    except (RuntimeError, TypeError, ValueError, AttributeError):
-        return False
-    return _alike(found, expected)
+    return _agree(_drawn(device, dtype, *sizes), ours, plain)
 
 
 def attend_shared(query: Tensor, pair: Tensor, scale: float, shares: Shares) -> Tensor:
@@ -368,33 +360,40 @@ def can_share(device: torch.device, dtype: torch.dtype, width: int, groups: int)
 
     ``width`` of a head; ``groups`` queries share a key. Tried with two ranks.
     """
-    generator = torch.Generator(device).manual_seed(1)
-    options: dict[str, Any] = {"device": device, "generator": generator}
-    sizes = (2 * groups, 2, 2)
-    tensors = [torch.randn(1, heads, TRIED, width, **options).to(dtype) for heads in sizes]
-    scale, grouped = width**-0.5, groups > 1
+    sizes = ((1, heads, TRIED, width) for heads in (2 * groups, 2, 2))
+    tensors, scale = _drawn(device, dtype, *sizes), width**-0.5
+    given: Any = {"is_causal": True, "enable_gqa": groups > 1}
+    wanted = SDPBackend.CUDNN_ATTENTION if device.type == "cuda" else SDPBackend.FLASH_ATTENTION
+    choice: Any = getattr(torch, "_fused_sdp_choice", None)
+    if choice is None or SDPBackend(choice(*tensors, **given)) != wanted:
+        return False
+    plain = partial(scaled_dot_product_attention, scale=scale, **given)
+    return _agree(tensors, partial(rehearse, 2, scale), plain)
+
+
+def _drawn(device: torch.device, dtype: torch.dtype, *sizes: tuple[int, ...]) -> list[Tensor]:
+    """Return random tensors, the same each time."""
+    options: dict[str, Any] = {
+        "device": device,
+        "generator": torch.Generator(device).manual_seed(1),
+    }
+    return [torch.randn(size, **options).to(dtype) for size in sizes]
+
+
+def _agree(
+    tensors: list[Tensor], ours: Callable[..., Tensor], plain: Callable[..., Tensor]
+) -> bool:
+    """Return whether values and gradients are no further apart than half precision brings them.
+
+    Its errors are below 1e-2. Against fp32: under a mask, sinks are rounded once more.
+    """
     try:
-        if not _chosen(tensors[0], tensors[1], grouped):
-            return False
-        ours = _trial(tensors, partial(rehearse, 2, scale))
-        given: Any = {"is_causal": True, "scale": scale, "enable_gqa": grouped}
-        plain = _trial(tensors, partial(scaled_dot_product_attention, **given))
+        found, expected = _trial(tensors, ours), _trial([one.float() for one in tensors], plain)
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return False
-    return _alike(ours, plain)
-
-
-def _alike(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> bool:
-    """Return whether no tensor is off by more than half precision, whose errors are below 1e-2."""
-    pairs = [(one.float(), two.float()) for one, two in zip(ours, plain, strict=True)]
+    pairs = [(one.float(), two) for one, two in zip(found, expected, strict=True)]
     size = _linalg.vector_norm
     return all(bool(size(one - two) < 2e-2 * size(two)) for one, two in pairs)
-
-
-def _chosen(query: Tensor, key: Tensor, grouped: bool) -> bool:
-    wanted = SDPBackend.CUDNN_ATTENTION if query.is_cuda else SDPBackend.FLASH_ATTENTION
-    choice: Any = getattr(torch, "_fused_sdp_choice")  # noqa: B009
-    return SDPBackend(choice(query, key, key, is_causal=True, enable_gqa=grouped)) == wanted
 
 
 @torch.enable_grad()  # also where a layer is to be recomputed
