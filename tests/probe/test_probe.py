@@ -26,6 +26,7 @@ from scalebook.measure.probes import (
     read_probes,
 )
 from scalebook.measure.probes.files import model_rates, summarise
+from scalebook.measure.probes.lines import left_out, summary
 from scalebook.measure.probes.shapes import products, tensor_sizes
 from scalebook.measure.probes.topology import (
     pairs_by_link,
@@ -34,7 +35,6 @@ from scalebook.measure.probes.topology import (
     parse_nvlink,
     parse_rocm_matrix,
 )
-from scalebook.measure.probes.words import left_out, summary
 from scalebook.probe import probing
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames

@@ -178,7 +178,7 @@ def probe(options: argparse.Namespace) -> int:
 
 def _print_probe(found: Probe) -> None:
     """Print the best rates as a table, what was left out, and why a probe did not complete."""
-    from scalebook.measure.probes.words import left_out, lines
+    from scalebook.measure.probes.lines import left_out, lines
 
     if found.reason:
         print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))

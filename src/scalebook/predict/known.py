@@ -14,7 +14,7 @@ from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.feasibility.known import config_of
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.recorded import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import StepSample

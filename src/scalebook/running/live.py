@@ -26,7 +26,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.measure import metrics
 from scalebook.measure.metrics.peak import peak_of
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.recorded import run_shape
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.record import RunRecord, finite, object_of, seconds_between
 from scalebook.running import finish_run

@@ -8,7 +8,7 @@ from statistics import median
 from scalebook.facts import catalog
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, listed, percent
 from scalebook.measure.telemetry import flags
-from scalebook.measure.telemetry.words import HEAT, POWER, SHARE, share_of
+from scalebook.measure.telemetry.throttling import HEAT, POWER, SHARE, share_of
 from scalebook.settings import SWITCHES, is_on
 
 SMALLEST = 0.03

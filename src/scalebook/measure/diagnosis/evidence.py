@@ -18,7 +18,7 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
 from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
-from scalebook.measure.metrics.settings import document_length, recomputed, run_shape
+from scalebook.measure.metrics.recorded import document_length, recomputed, run_shape
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, object_of

@@ -16,8 +16,8 @@ from typing import Any
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered, row
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
+from scalebook.measure.metrics.recorded import count, document_length, run_shape, settings, text
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.settings import count, document_length, run_shape, settings, text
 from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scalebook.facts import catalog
-from scalebook.measure.metrics.settings import text
+from scalebook.measure.metrics.recorded import text
 from scalebook.record import RunRecord, object_of
 
 NOT_PROBED = "The run knows no probe of its machine"

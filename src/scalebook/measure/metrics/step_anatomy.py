@@ -13,7 +13,7 @@ from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import communication
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
-from scalebook.measure.metrics.settings import count, recomputed, run_shape, text
+from scalebook.measure.metrics.recorded import count, recomputed, run_shape, text
 from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord

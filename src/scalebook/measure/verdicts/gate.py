@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
+from scalebook.measure.metrics.recorded import text
 from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
-from scalebook.measure.metrics.settings import text
 from scalebook.measure.verdicts.compare import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.measure.verdicts.read import losses_that_rose

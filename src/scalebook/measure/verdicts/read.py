@@ -10,8 +10,8 @@ from statistics import fmean
 from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics.recorded import text
 from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
-from scalebook.measure.metrics.settings import text
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
