@@ -12,7 +12,7 @@ from scalebook import untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import catalog, communication, memory
-from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
@@ -76,6 +76,19 @@ class Evidence:
     def on_gpu(self) -> bool:
         """Whether the run trained on accelerators."""
         return self.metrics.platform not in (None, "cpu")
+
+    @property
+    def device(self) -> Accelerator | None:
+        """The accelerator in the catalog."""
+        return catalog.accelerator_for_device(self.metrics.accelerator or "")
+
+    @property
+    def peak_clock_mhz(self) -> float | None:
+        """The clock at which the peak holds that MFU divides by; None where nobody says it.
+
+        A device can run faster than that: at such a clock it loses nothing against the peak.
+        """
+        return self.device.peak_clock_mhz if self.device else None
 
     @property
     def document_length(self) -> float | None:
