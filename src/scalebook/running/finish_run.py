@@ -24,7 +24,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord, object_of
+from scalebook.record import RunRecord, Status, StepRecord, object_of, text_of
 from scalebook.running import outcome, processes, progress
 from scalebook.running.outcome import EndReason
 
@@ -166,7 +166,6 @@ def _record(
     schedule = store.read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
     scheduled = _texts(schedule.pop("notes", ()))
-    started_at = launch.get("started_at")
     return RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
@@ -180,7 +179,7 @@ def _record(
         requested=requested,
         observed=observed,
         environment=environment,
-        started_at=started_at if isinstance(started_at, str) else None,
+        started_at=text_of(launch.get("started_at")),
         finished_at=finished_at,
         command=_texts(launch.get("command")),
         schedule=schedule,

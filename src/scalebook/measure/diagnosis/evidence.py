@@ -21,7 +21,7 @@ from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbe
 from scalebook.measure.metrics.recorded import document_length, recomputed, run_shape
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord, StepRecord, object_of
+from scalebook.record import RunRecord, StepRecord, number_of, object_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run
 
@@ -103,9 +103,9 @@ class Evidence:
     @property
     def gpus_per_node(self) -> int | None:
         """GPUs of one node: as the driver counted, else what the platform has."""
-        counted = self.record.environment.get("accelerators_per_node")
-        if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
-            return counted
+        counted = number(self.record.environment.get("accelerators_per_node"))
+        if counted is not None:
+            return int(counted)
         try:
             return catalog.platform(self.metrics.platform or "").gpus_per_node or None
         except ScalebookError:
@@ -149,8 +149,7 @@ class Evidence:
 
 def number(value: Any) -> float | None:
     """Return a number above zero, None for anything else."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and 0 < value < 1e300 else None
+    return max(number_of(value) or 0.0, 0.0) or None
 
 
 def gather(run: Run, found: Numbers | None = None) -> Evidence:

@@ -10,7 +10,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.row import RunMetrics
 from scalebook.parallelism import RECOMPUTE, Recomputed
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, text_of
 from scalebook.settings import RECOMPUTE_MODULES, SETTINGS, named_modules
 
 _ROWS = tuple(SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS)
@@ -31,16 +31,11 @@ def document_length(record: RunRecord) -> float | None:
 
 def recomputed(record: RunRecord) -> Recomputed | None:
     """Return what the backward pass recomputed; None where the record does not say it in full."""
-    mode, modules = record.setting("recompute"), text(record.setting("recompute_modules")) or ""
+    mode, modules = record.setting("recompute"), text_of(record.setting("recompute_modules")) or ""
     if mode not in RECOMPUTE or not {*named_modules(modules)} <= {*RECOMPUTE_MODULES}:
         return None
-    method, layers = text(record.setting("recompute_method")), count(record, "recompute_layers")
+    method, layers = text_of(record.setting("recompute_method")), count(record, "recompute_layers")
     return Recomputed.of(mode, method or "block", layers or 0, named_modules(modules))
-
-
-def text(value: object) -> str | None:
-    """Return a text that is not empty; None for anything else."""
-    return value if isinstance(value, str) and value else None
 
 
 def _data_parallel_size(record: RunRecord) -> int | None:
@@ -56,7 +51,7 @@ def _data_parallel_size(record: RunRecord) -> int | None:
 
 def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
     """Return the shape of the model that ran, with the layers that it had, or the reason."""
-    name, layers = text(record.setting("model")), count(record, "num_layers")
+    name, layers = text_of(record.setting("model")), count(record, "num_layers")
     if name is None:
         return None, "The run names no model."
     try:
@@ -75,7 +70,7 @@ def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
 def settings(record: RunRecord) -> dict[str, Any]:
     """Return the settings of RunMetrics by name, None where the record has none."""
     found: dict[str, Any] = {
-        row.name: count(record, row.name) if row.minimum else text(record.setting(row.name))
+        row.name: count(record, row.name) if row.minimum else text_of(record.setting(row.name))
         for row in _ROWS
     }
     found["data_parallel_size"] = _data_parallel_size(record)

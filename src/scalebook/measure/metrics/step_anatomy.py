@@ -13,10 +13,10 @@ from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import communication
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
-from scalebook.measure.metrics.recorded import count, recomputed, run_shape, text
+from scalebook.measure.metrics.recorded import count, recomputed, run_shape
 from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, text_of
 from scalebook.store import Run
 
 FOLDER = "profile"
@@ -132,8 +132,8 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
             micro_batch_size=micro,
             num_microbatches=microbatches,
             sequence_length=length,
-            precision=text(record.setting("precision")) or "bf16",
-            gradient_precision=text(record.setting("gradient_precision")) or "fp32",
+            precision=text_of(record.setting("precision")) or "bf16",
+            gradient_precision=text_of(record.setting("gradient_precision")) or "fp32",
             recompute=recomputed(record) or communication.NOTHING_AGAIN,
         )
     except (ScalebookError, ArithmeticError, LookupError):

@@ -13,7 +13,7 @@ from typing import Any
 from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.measure.metrics.steady import Steady, find_steady
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, number_of
 from scalebook.step_columns import Steps
 from scalebook.store import find_run, read_run, read_steps
 
@@ -94,14 +94,13 @@ def _pair(path: Path, number: int, line: str) -> tuple[float | None, str]:
     try:
         record: Any = json.loads(line)
         phase = record.get("phase", "measured")
-        value = record.get("step_seconds")
+        value = number_of(record.get("step_seconds"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise RecordError(
             f"{path} line {number} is not a step record: {line[:40]!r}. Each line is one JSON "
             "object with step_seconds."
         ) from error
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and abs(value) < _LONGEST else None, str(phase)
+    return value if value is not None and abs(value) < _LONGEST else None, str(phase)
 
 
 def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
