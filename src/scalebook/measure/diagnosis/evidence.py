@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from scalebook import untrusted
-from scalebook.config import RunConfig
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import catalog, communication, memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
@@ -18,7 +17,13 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
 from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
-from scalebook.measure.metrics.recorded import document_length, recomputed, run_shape
+from scalebook.measure.metrics.recorded import (
+    count,
+    document_length,
+    parallelism_of,
+    recomputed,
+    run_shape,
+)
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, number_of, object_of
@@ -119,7 +124,7 @@ class Evidence:
         """Return the memory that the run, with some settings changed, is predicted to need."""
         own: dict[str, Any] = {
             "recompute": recomputed(self.record),
-            **{name: _whole(self.record, name, 0) for name in ("offload_layers", "mtp_layers")},
+            **{name: count(self.record, name) or 0 for name in ("offload_layers", "mtp_layers")},
             **memory.kernels(lambda name: self.record.is_on(name) is False, self.metrics.platform),
         }
         return self._estimated(memory.estimate, **(own | changes))
@@ -158,7 +163,7 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
     record, metrics, rates = run.record, found.metrics, found.rates
     # the very steps that the rates are over
     steps = rates.steps if rates else measured_steps(run.steps)
-    layout = _parallelism(record, metrics)
+    layout = parallelism_of(record)
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE, layout)
     return Evidence(
         record=record,
@@ -182,39 +187,6 @@ def _breakdown(path: Path, layout: Parallelism | None) -> tuple[Breakdown | None
     except TraceError as error:
         return None, str(error)
     return found, found.reason
-
-
-def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
-    """Return how the run was split, None where a size is unknown or they do not fit together."""
-    sizes = {
-        "world_size": metrics.world_size,
-        "tensor_parallel_size": metrics.tensor_parallel_size,
-        "pipeline_parallel_size": metrics.pipeline_parallel_size,
-        "context_parallel_size": metrics.context_parallel_size,
-        "expert_parallel_size": metrics.expert_parallel_size or 1,
-    }
-    plain = {name: size for name, size in sizes.items() if size is not None}
-    if len(plain) < len(sizes):
-        return None
-    fields = RunConfig.model_fields
-    for name in ("virtual_pipeline_parallel_size", "expert_tensor_parallel_size"):
-        plain[name] = _whole(record, name, 1)
-    plain["last_pipeline_stage_layers"] = _whole(record, "last_pipeline_stage_layers", 0)
-    sharding = record.setting("data_parallel_sharding")
-    split = Parallelism(
-        **plain,
-        sequence_parallel=record.is_on("sequence_parallel") is True,
-        data_parallel_sharding=(
-            sharding if sharding in memory.SHARDING else fields["data_parallel_sharding"].default
-        ),
-    )
-    return split if split.world_size % split.model_parallel_size == 0 else None
-
-
-def _whole(record: RunRecord, name: str, default: int) -> int:
-    """Return a setting that is a plausible whole number, else what runs without it had."""
-    value = record.setting(name)
-    return value if isinstance(value, int) and 0 < value < 2**20 else default
 
 
 def _num_microbatches(metrics: RunMetrics) -> int | None:

@@ -9,11 +9,19 @@ from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.row import RunMetrics
-from scalebook.parallelism import RECOMPUTE, Recomputed
+from scalebook.parallelism import RECOMPUTE, Parallelism, Recomputed
 from scalebook.record import RunRecord, text_of
 from scalebook.settings import RECOMPUTE_MODULES, SETTINGS, named_modules
 
+_REPLICA = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _ROWS = tuple(SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS)
+_NEEDED = ("world_size", *_REPLICA)
+_SIZES: dict[str, int] = {
+    name: field.default
+    for name, field in Parallelism.__dataclass_fields__.items()
+    if name.endswith(("_size", "_layers"))
+}
+_MOST = 2**20  # of ranks, stages or chunks: what is counted one by one must end
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 
 
@@ -40,13 +48,32 @@ def recomputed(record: RunRecord) -> Recomputed | None:
 
 def _data_parallel_size(record: RunRecord) -> int | None:
     given = count(record, "data_parallel_size")
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-    sizes = [count(record, name) for name in names]
+    sizes = [count(record, name) for name in _REPLICA]
     world = count(record, "world_size")
     if given is not None or world is None or None in sizes:
         return given
     replica = math.prod(size for size in sizes if size is not None)
     return world // replica if world % replica == 0 else None
+
+
+def parallelism_of(record: RunRecord) -> Parallelism | None:
+    """Return how a run was split, None where a size is unknown, or no machine has so much.
+
+    None too where the sizes do not fit together. Those that were added later stand at what runs
+    before them had.
+    """
+    values: dict[str, Any] = {name: count(record, name) for name in _SIZES}
+    if None in (values[name] for name in _NEEDED):
+        return None
+    values = {name: size or _SIZES[name] for name, size in values.items()}
+    if max(values.values()) > _MOST:
+        return None
+    values["sequence_parallel"] = record.is_on("sequence_parallel") is True
+    sharding = record.setting("data_parallel_sharding")
+    if sharding in SETTINGS["data_parallel_sharding"].choices:
+        values["data_parallel_sharding"] = sharding
+    split = Parallelism(**values)
+    return split if split.world_size % split.model_parallel_size == 0 else None
 
 
 def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
