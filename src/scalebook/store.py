@@ -222,11 +222,11 @@ def read_run(directory: Path, *, brief: bool = False) -> Run:
     return Run(directory, record, steps, problems)
 
 
-def run_directories(runs: Path) -> Iterator[Path]:
-    """Yield every finished run directory under ``runs``, oldest name first."""
+def run_directories(runs: Path, file: str = "record.json") -> Iterator[Path]:
+    """Yield every finished run directory under ``runs``, which has this file, oldest name first."""
     if runs.is_dir():
         for path in sorted(runs.iterdir()):
-            if not path.name.startswith(".") and untrusted.is_there(path / "record.json"):
+            if not path.name.startswith(".") and untrusted.is_there(path / file):
                 yield path
 
 
