@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from scalebook import settings
 from scalebook.config import DEFAULTS, RunConfig
-from scalebook.record import RunRecord, object_of
+from scalebook.record import RunRecord, object_of, text_of
 from scalebook.settings import SETTINGS
 
 Item = TypeVar("Item")
@@ -42,7 +42,7 @@ def device(record: RunRecord) -> str | None:
     name = record.environment.get("accelerator")
     if name is None and record.setting("platform") == "cpu":
         return str(object_of(record.environment.get("host")).get("cpu_model") or "cpu")
-    return name if isinstance(name, str) else None
+    return text_of(name)
 
 
 def other_devices(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> bool | None:

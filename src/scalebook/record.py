@@ -49,6 +49,17 @@ def object_of(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def text_of(value: Any) -> str | None:
+    """Return a value that should be a text; None where it is empty or something else."""
+    return value if isinstance(value, str) and value else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return a value that should be a number; None for anything else, and where no sum holds it."""
+    plain = type(value) is float or type(value) is int  # the fastest test; true is no number
+    return float(value) if plain and abs(value) < _OVERFLOWS else None  # false for NaN
+
+
 def seconds_between(begin: str | None, end: str | None) -> float | None:
     """Return the seconds from one time (ISO 8601) to another.
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,9 +58,9 @@ def run_id(config: RunConfig, started_at: datetime) -> str:
     return f"{time}-{name}-w{config.world_size}-{config.config_hash()}"
 
 
-def create_partial(runs: Path, config: RunConfig, started_at: datetime) -> Path:
-    """Create the directory of a new run, with its configuration in it, and return its path."""
-    partial = create_directory(runs, run_id(config, started_at))
+def create_partial(runs: Path, config: RunConfig, started_at: datetime | None = None) -> Path:
+    """Create the directory of a run that starts now, with its configuration; return its path."""
+    partial = create_directory(runs, run_id(config, started_at or datetime.now(UTC)))
     try:
         write_json(partial / "config.json", config.model_dump())
     except OSError as error:
@@ -222,11 +222,11 @@ def read_run(directory: Path, *, brief: bool = False) -> Run:
     return Run(directory, record, steps, problems)
 
 
-def run_directories(runs: Path) -> Iterator[Path]:
-    """Yield every finished run directory under ``runs``, oldest name first."""
+def run_directories(runs: Path, file: str = "record.json") -> Iterator[Path]:
+    """Yield every finished run directory under ``runs``, which has this file, oldest name first."""
     if runs.is_dir():
         for path in sorted(runs.iterdir()):
-            if not path.name.startswith(".") and untrusted.is_there(path / "record.json"):
+            if not path.name.startswith(".") and untrusted.is_there(path / file):
                 yield path
 
 

@@ -47,10 +47,11 @@ from scalebook.measure.diagnosis.evidence import (
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.measure.diagnosis.waterfall import _elementwise, useful_work, waterfall
+from scalebook.measure.metrics.recorded import parallelism_of
 from scalebook.measure.metrics.step_anatomy import step_anatomy
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import StepRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
 from scalebook.settings import SWITCHES
@@ -453,15 +454,21 @@ def test_elementwise_kernels_are_not_counted_where_their_bytes_or_bandwidth_are_
         assert found.mfu is None
 
 
-@pytest.mark.parametrize(
-    ("said", "read"), [(1, 1), (2**20 - 1, 2**20 - 1), (2**20, 7), (0, 7), (-2, 7), ("2", 7)]
-)
-def test_a_size_of_a_record_counts_where_it_is_plausible(said, read):
-    record = RunRecord(
-        run_id="a", config_hash="0", status="completed", source="measured",
-        requested={"virtual_pipeline_parallel_size": said},
-    )  # fmt: skip
-    assert evidence._whole(record, "virtual_pipeline_parallel_size", 7) == read
+def split_with(record, **changes):
+    """Return the split of a run whose record says this instead."""
+    observed = {name: one for name, one in record.observed.items() if name not in changes}
+    asked = record.requested | changes
+    return parallelism_of(record.model_copy(update={"requested": asked, "observed": observed}))
+
+
+@pytest.mark.parametrize(("said", "read"), [(1, 1), (2**20, 2**20), (0, 1), (-2, 1), ("2", 1)])
+def test_a_size_that_came_later_counts_where_it_is_one(healthy, said, read):
+    split = split_with(healthy.record, virtual_pipeline_parallel_size=said)
+    assert split is not None and split.virtual_pipeline_parallel_size == read
+
+
+def test_a_split_into_more_than_any_machine_has_is_unknown(healthy):
+    assert split_with(healthy.record, virtual_pipeline_parallel_size=2**20 + 1) is None
 
 
 def test_more_processes_than_cores_are_named(tmp_path):
@@ -1510,12 +1517,18 @@ def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named)
     ],
 )  # fmt: skip
 def test_a_split_is_known_where_its_sizes_are_and_fit_together(healthy, sizes, split):
-    metrics = replace(healthy.metrics, **{"tensor_parallel_size": 2} | sizes)
-    found = evidence._parallelism(healthy.record, metrics)
-    whole = split and replace(split, data_parallel_sharding=found.data_parallel_sharding)
-    assert found == whole
-    silent = healthy.record.model_copy(update={"requested": {}})  # no chunks, no split of experts
-    assert evidence._parallelism(silent, metrics) == whole
+    found = split_with(healthy.record, **{"tensor_parallel_size": 2} | sizes)
+    assert found == (split and replace(split, data_parallel_sharding=found.data_parallel_sharding))
+
+
+def test_a_log_that_names_no_chunks_and_no_split_of_experts_has_none(healthy):
+    sizes = {"world_size": 8, "tensor_parallel_size": 2}
+    of_log = {"source": "ingested", "observed": {}}
+    log = healthy.record.model_copy(update=of_log | {"requested": sizes})
+    assert parallelism_of(log) is None  # nothing says how many stages there are
+    sizes |= {"pipeline_parallel_size": 1, "context_parallel_size": 1}
+    log = healthy.record.model_copy(update=of_log | {"requested": sizes})
+    assert parallelism_of(log) == Parallelism(8, 2)
 
 
 def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):

@@ -19,6 +19,7 @@ from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.facts.flops import flops_per_token, hardware_flops_per_token
 from scalebook.measure.metrics import loss_fell, measure, peak, window
+from scalebook.measure.metrics.recorded import count
 from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
@@ -31,7 +32,6 @@ from scalebook.measure.metrics.repeats import (
     start_spread,
     with_repeats,
 )
-from scalebook.measure.metrics.settings import count
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.telemetry.summary import Settling

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scalebook import cli, store
-from scalebook.errors import ConfigError, LaunchError
+from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.measure.metrics import measure
 from scalebook.measure.probes import (
@@ -26,6 +26,7 @@ from scalebook.measure.probes import (
     read_probes,
 )
 from scalebook.measure.probes.files import model_rates, summarise
+from scalebook.measure.probes.lines import left_out, summary
 from scalebook.measure.probes.shapes import products, tensor_sizes
 from scalebook.measure.probes.topology import (
     pairs_by_link,
@@ -34,7 +35,6 @@ from scalebook.measure.probes.topology import (
     parse_nvlink,
     parse_rocm_matrix,
 )
-from scalebook.measure.probes.words import left_out, summary
 from scalebook.probe import probing
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
@@ -155,12 +155,16 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
         probing.request("h100", world_size=3)
 
 
-def test_a_request_that_is_no_request_is_one_line(tmp_path: Path) -> None:
-    from scalebook.probe.measurement.__main__ import read_request
+def test_a_request_that_is_no_request_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from scalebook.probe.measurement.__main__ import main
 
-    (tmp_path / "request.json").write_text('{"platform": 1}')
-    with pytest.raises(ConfigError, match="not a request for a probe"):
-        read_request(tmp_path / "request.json")
+    request = tmp_path / "request.json"
+    request.write_text('{"platform": 1}')
+    assert main(["--request", str(request), "--output", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{request} cannot be read" in said and said.count("\n") == 1
 
 
 # ---- which products, and their rates

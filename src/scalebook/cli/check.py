@@ -51,16 +51,14 @@ class Request:
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "check", help="check whether a configuration is legal and fits (exit code 1 if illegal)"
-    )
+    text = "check whether a configuration is legal and fits (exit code 1 if illegal)"
+    parser = subparsers.add_parser("check", check, help=text)
     for name in REQUIRED:
         parser.add_argument(f"--{name}", required=True, help=SETTINGS[name].help)
     add_layout(parser, world_size=True)
     add_json(parser)
-    parser.set_defaults(handler=check)
 
-    parser = subparsers.add_parser("plan", help="list a plan's runs with legality and memory")
+    parser = subparsers.add_parser("plan", plan, help="list a plan's runs with legality and memory")
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="TOML plan")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="TOML plan, if not named first")
     add_platform(parser)
@@ -77,7 +75,6 @@ def register(subparsers: Subparsers) -> None:
         "--budget-seconds", type=positive, metavar="S", help="show how many runs fit into S seconds"
     )
     add_json(parser, csv=True)
-    parser.set_defaults(handler=plan)
 
 
 def add_layout(parser: argparse.ArgumentParser, *, world_size: bool) -> None:

@@ -77,9 +77,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _register_audit(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "audit", help="check published claims or result rows for consistency"
-    )
+    text = "check published claims or result rows for consistency"
+    parser = subparsers.add_parser("audit", audit, help=text)
     parser.description = (
         "Check every identity that the given numbers allow. FILE is a document with tables or "
         "lists (.md, .txt, .html, .csv, .tsv; unknown headings are listed), a TOML file of claims "
@@ -95,7 +94,6 @@ def _register_audit(subparsers: Subparsers) -> None:
     add_switch(parser, "--samples", "list the claims files of the package")
     add_switch(parser, "--fields", "list the fields of a claims file")
     add_json(parser)
-    parser.set_defaults(handler=audit)
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -189,9 +187,8 @@ def _right_value(check: Check) -> str:
 
 
 def _register_project(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "project", help="project throughput, time, cost and energy to other sizes"
-    )
+    text = "project throughput, time, cost and energy to other sizes"
+    parser = subparsers.add_parser("project", project, help=text)
     parser.description = (
         "Scaling: name measured runs (--point or --results) and the sizes to project --to. "
         "Economics: state what you know; a missing answer names the inputs that it needs. A value "
@@ -200,7 +197,6 @@ def _register_project(subparsers: Subparsers) -> None:
     _add_scaling(parser)
     _add_economics(parser)
     add_json(parser)
-    parser.set_defaults(handler=project)
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:

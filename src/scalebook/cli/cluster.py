@@ -40,13 +40,12 @@ LAUNCHERS = ("direct", "slurm")
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "show waiting, running and ended runs with their steps so far"
-    parser = subparsers.add_parser("status", help=text)
+    parser = subparsers.add_parser("status", status, help=text)
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     add_switch(parser, "--all", "include runs that ended before today")
     text = "show runs that wait or train until all have ended, refreshed every SECONDS (default: 2)"
     add_count(parser, "--watch", "SECONDS", text, nargs="?", const=2)
     add_json(parser)
-    parser.set_defaults(handler=status)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

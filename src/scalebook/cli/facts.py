@@ -71,7 +71,7 @@ def register(subparsers: Subparsers) -> None:
             (("accelerator", "results on this accelerator"), ("model", "results of this model")),
         ),
     ):  # fmt: skip
-        parser = subparsers.add_parser(name, help=text)
+        parser = subparsers.add_parser(name, handler, help=text)
         for field, what in filters:
             parser.add_argument(f"--{field}", help=f"only {what}")
         if name == "accelerators":
@@ -81,18 +81,15 @@ def register(subparsers: Subparsers) -> None:
                 help="only the device of this driver string or start of a name",
             )
         add_json(parser, csv=True)
-        parser.set_defaults(handler=handler)
-    parser = subparsers.add_parser(
-        "feasibility", help="map which layouts and micro batches fit in memory"
-    )
+    text = "map which layouts and micro batches fit in memory"
+    parser = subparsers.add_parser("feasibility", feasibility, help=text)
     add_runs(parser, default=Path("runs"))
     parser.add_argument("--model", help="only runs of this model")
     add_json(parser, csv=True)
-    parser.set_defaults(handler=feasibility)
 
 
 def _register_flops(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
+    parser = subparsers.add_parser("flops", flops, help="count FLOPs per trained token")
     add_model(parser)
     length = parser.add_mutually_exclusive_group(required=True)
     add_settings(length, ["sequence_length"])
@@ -109,7 +106,6 @@ def _register_flops(subparsers: Subparsers) -> None:
     text = "count the vocabulary padded for this many GPUs, as Megatron pads it"
     add_count(parser, "--tensor-parallel-size", "GPUS", text)
     add_json(parser)
-    parser.set_defaults(handler=flops)
 
 
 def _add_mtp_layers(parser: Flags) -> None:
@@ -118,9 +114,8 @@ def _add_mtp_layers(parser: Flags) -> None:
 
 
 def _register_convert(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
-    )
+    text = "convert TFLOP/s between conventions, or find the convention of a pair"
+    parser = subparsers.add_parser("convert", convert, help=text)
     add_model(parser)
     add_count(parser, "--sequence-length", "TOKENS", "tokens per sample", required=True)
     for flag, unit, text in (
@@ -131,7 +126,6 @@ def _register_convert(subparsers: Subparsers) -> None:
     parser.add_argument("--convention", metavar="NAME", help="FLOPs convention of --tflops")
     _add_mtp_layers(parser)
     add_json(parser)
-    parser.set_defaults(handler=convert)
 
 
 def flops(options: argparse.Namespace) -> int:

@@ -42,7 +42,8 @@ _SUPPLIED = (
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     _register_ingest(subparsers)
-    parser = subparsers.add_parser("export", help="write runs to trackers, or as tables")
+    text = "write runs to trackers, or as tables"
+    parser = subparsers.add_parser("export", export_runs, help=text)
     parser.add_argument(
         "names", nargs="+", metavar="RUNS", help=f"{RUN_HELP}, or a folder of run directories"
     )
@@ -52,13 +53,11 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--to", action="append", required=True, metavar="KIND:PLACE", help=text)
     add_runs(parser, "folder in which to look up run ids")
-    parser.set_defaults(handler=export_runs)
 
 
 def _register_ingest(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "ingest", help="import logs of other trainers and runs of trackers"
-    )
+    text = "import logs of other trainers and runs of trackers"
+    parser = subparsers.add_parser("ingest", run_ingest, help=text)
     text = "log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard"
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=text)
     add_runs(parser, "folder for the new run directories", Path("runs"))
@@ -81,7 +80,6 @@ def _register_ingest(subparsers: Subparsers) -> None:
     text = "average over these steps if a series has several levels (marked as chosen)"
     parser.add_argument("--window", type=step_window, metavar="FIRST:LAST", help=text)
     add_json(parser)
-    parser.set_defaults(handler=run_ingest)
 
 
 def run_ingest(options: argparse.Namespace) -> int:

@@ -43,13 +43,12 @@ MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unk
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "check this machine or container without changing it"
-    parser = subparsers.add_parser("doctor", help=text)
+    parser = subparsers.add_parser("doctor", doctor, help=text)
     add_runs(parser)
     add_switch(parser, "--strict", "exit with code 1 for warnings, too")
     text = "only list lines in the files of DIR that look like secrets"
     add_path(parser, "--secrets", "DIR", text)
     add_json(parser)
-    parser.set_defaults(handler=doctor)
     _register_probe(subparsers)
     _register_image(subparsers)
     _register_verify(subparsers)
@@ -57,7 +56,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _register_probe(subparsers: Subparsers) -> None:
     text = "measure what this machine reaches: matrix products, copies, collectives"
-    parser = subparsers.add_parser("probe", help=text)
+    parser = subparsers.add_parser("probe", probe, help=text)
     add_platform(parser)
     add_count(parser, "--world-size", "GPUS", "processes (default: all GPUs)", default=0)
     text = "measure the matrix products of this model's layers; repeatable"
@@ -71,11 +70,10 @@ def _register_probe(subparsers: Subparsers) -> None:
     add_runs(parser)
     parser.add_argument("--module", default="", help=argparse.SUPPRESS)
     add_json(parser)
-    parser.set_defaults(handler=probe)
 
 
 def _register_image(subparsers: Subparsers) -> None:
-    build = subparsers.add_parser("image", help="build the container image of a platform")
+    build = subparsers.add_parser("image", image, help="build the container image of a platform")
     build.add_argument("--platform", required=True, help="platform, such as h100, mi300x or cpu")
     text = "engine that builds (default: auto)"
     build.add_argument("--container", choices=("auto", *ENGINES), default="auto", help=text)
@@ -94,11 +92,11 @@ def _register_image(subparsers: Subparsers) -> None:
     text = "option for the image builder; repeatable"
     add_repeated(build, "--build-arg", "=--OPTION[=VALUE]", text)
     add_switch(build, "--dry-run", "print the commands without building")
-    build.set_defaults(handler=image)
 
 
 def _register_verify(subparsers: Subparsers) -> None:
-    check = subparsers.add_parser("verify", help="compare an image's versions with image.toml")
+    text = "compare an image's versions with image.toml"
+    check = subparsers.add_parser("verify", verify, help=text)
     add_platform(check)
     text = "engine that runs the image"
     check.add_argument("--container", choices=("auto", *ENGINES, "none"), default="auto", help=text)
@@ -107,7 +105,6 @@ def _register_verify(subparsers: Subparsers) -> None:
     text = "option for the engine; repeatable"
     add_repeated(check, "--container-arg", "=--OPTION[=VALUE]", text)
     add_json(check)
-    check.set_defaults(handler=verify)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -178,7 +175,7 @@ def probe(options: argparse.Namespace) -> int:
 
 def _print_probe(found: Probe) -> None:
     """Print the best rates as a table, what was left out, and why a probe did not complete."""
-    from scalebook.measure.probes.words import left_out, lines
+    from scalebook.measure.probes.lines import left_out, lines
 
     if found.reason:
         print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))

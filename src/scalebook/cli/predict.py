@@ -37,7 +37,7 @@ _HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "predict the rate of a configuration, with its interval"
-    parser = subparsers.add_parser("predict", help=text)
+    parser = subparsers.add_parser("predict", predict, help=text)
     parser.add_argument("--model", help="model, or name@LAYERS; required without --plan")
     parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(
@@ -54,7 +54,6 @@ def register(subparsers: Subparsers) -> None:
     add_runs(parser, "runs to learn from")
     add_network(parser)
     add_json(parser)
-    parser.set_defaults(handler=predict)
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

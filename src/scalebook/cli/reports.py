@@ -30,28 +30,28 @@ RENDERERS = ("auto", "quarto", "preview")
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    report = subparsers.add_parser("report", help="build the report from the runs of a folder")
+    text = "build the report from the runs of a folder"
+    report = subparsers.add_parser("report", build_report, help=text)
     text = "folders of runs, or publications, merged into one report"
     report.add_argument("folders", nargs="*", type=Path, metavar="DIR", help=text)
     add_runs(report)
     text = "folder of older runs: adds a page of what changed since (default: none)"
     add_text(report, "--against", "OLD", text)
     _add_building(report)
-    report.set_defaults(handler=build_report)
-    demo = subparsers.add_parser("demo", help="build the report from the example runs")
+    text = "build the report from the example runs"
+    demo = subparsers.add_parser("demo", build_report, help=text)
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs=None, against="", demo=True, folders=[])
+    demo.set_defaults(runs=None, against="", demo=True, folders=[])
     _add_publish(subparsers)
 
 
 def _add_publish(subparsers: Subparsers) -> None:
     text = "write report, cleaned runs and checksums to a folder for any web host"
-    parser = subparsers.add_parser("publish", help=text)
+    parser = subparsers.add_parser("publish", publish_runs, help=text)
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write")
     add_runs(parser)
     add_text(parser, "--submitter", "NAME", "who publishes the runs")
     add_text(parser, "--contact", "TEXT", "how to reach the submitter")
-    parser.set_defaults(handler=publish_runs)
 
 
 def _add_building(parser: argparse.ArgumentParser) -> None:

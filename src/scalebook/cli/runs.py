@@ -50,11 +50,11 @@ PARTS = (
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "train the runs of a plan that are not completed yet"
-    _add_run(subparsers.add_parser("run", help=text, aliases=("resume",)))
-    parser = subparsers.add_parser("recover", help="record runs whose process died")
+    _add_run(subparsers.add_parser("run", run, help=text, aliases=("resume",)))
+    parser = subparsers.add_parser("recover", recover, help="record runs whose process died")
     add_runs(parser)
-    parser.set_defaults(handler=recover)
-    _add_drill(subparsers.add_parser("drill", help="kill a rank and measure how training recovers"))
+    text = "kill a rank and measure how training recovers"
+    _add_drill(subparsers.add_parser("drill", drill, help=text))
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     run_options.add_settings_and_order(parser)
     cluster.add_arguments(parser)
     run_options.add_container(parser)
-    parser.set_defaults(handler=run)
 
 
 def _add_drill(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +97,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     add_start(parser)
     add_json(parser)
-    parser.set_defaults(handler=drill)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -52,16 +52,14 @@ HEADERS = {
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "show running and ended runs in a browser, on this machine only"
-    parser = subparsers.add_parser("serve", help=text)
+    parser = subparsers.add_parser("serve", serve, help=text)
     add_runs(parser)
     add_port(parser)
-    parser.set_defaults(handler=serve)
     text = "open the report in a browser, served on this machine only"
-    parser = subparsers.add_parser("open", help=text)
+    parser = subparsers.add_parser("open", open_report, help=text)
     add_output(parser)
     add_port(parser)
     add_switch(parser, "--no-browser", "print the address only")
-    parser.set_defaults(handler=open_report)
 
 
 @dataclass(slots=True)

@@ -38,33 +38,33 @@ WIDTH = 100  # of the sentences of a diagnosis
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("list", help="list runs with rate, MFU, memory and loss")
+    parser = subparsers.add_parser(
+        "list", list_runs, help="list runs with rate, MFU, memory and loss"
+    )
     add_runs(parser, default=Path("runs"))
     text = "precision of the dense peak that the MFU of FP8 runs refers to"
     parser.add_argument("--peak-precision", choices=("bf16", "fp8"), help=text)
     text = "columns to add to the table, of those that --csv has: hfu,reserved_memory_gib"
     add_text(parser, "--columns", "NAME,...", text)
     add_json(parser, csv=True)
-    parser.set_defaults(handler=list_runs)
     _register_columns(subparsers)
     for name, handler, text in (
         ("diagnose", diagnose, "explain the MFU of a run and suggest what to try"),
         ("reproduce", reproduce, "print command, commit and variables that reproduce a run"),
     ):
-        parser = subparsers.add_parser(name, help=text)
+        parser = subparsers.add_parser(name, handler, help=text)
         parser.add_argument("run", metavar="RUN", help=RUN_HELP)
         add_runs(parser)
         add_json(parser)
-        parser.set_defaults(handler=handler)
 
 
 def _register_columns(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("columns", help="explain the columns of the data files")
+    text = "explain the columns of the data files"
+    parser = subparsers.add_parser("columns", list_columns, help=text)
     files = ("runs", "steps", "telemetry")
     parser.add_argument("file", nargs="?", choices=files, help="data file (default: all three)")
     add_switch(parser, "--markdown", "print the page of the documentation")
     add_json(parser, csv=True)
-    parser.set_defaults(handler=list_columns)
 
 
 def list_runs(options: argparse.Namespace) -> int:

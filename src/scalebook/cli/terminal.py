@@ -39,12 +39,19 @@ class Subparsers:
         self.help: dict[str, str] = {}
 
     def add_parser(
-        self, name: str, *, help: str, aliases: Sequence[str] = ()
+        self,
+        name: str,
+        handler: Callable[[argparse.Namespace], int],
+        *,
+        help: str,
+        aliases: Sequence[str] = (),
     ) -> argparse.ArgumentParser:
-        """Add a command, described by its help text; return its parser."""
+        """Add a command, done by its handler and described by its help text; return its parser."""
         self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
         described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
-        return self._parsers.add_parser(name, aliases=aliases, description=described)
+        parser = self._parsers.add_parser(name, aliases=aliases, description=described)
+        parser.set_defaults(handler=handler)
+        return parser
 
     def listing(self, groups: Mapping[str, Iterable[str]]) -> str:
         """Return every command with its help, in groups."""

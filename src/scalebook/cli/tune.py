@@ -56,7 +56,8 @@ _SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("tune", help="find the fastest layout of a model in short runs")
+    text = "find the fastest layout of a model in short runs"
+    parser = subparsers.add_parser("tune", tune, help=text)
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     parser.add_argument(
@@ -76,13 +77,13 @@ def register(subparsers: Subparsers) -> None:
     add_network(parser)
     add_json(parser)
     run_options.add_container(parser)
-    parser.set_defaults(handler=tune, plan=None, data="")
+    parser.set_defaults(plan=None, data="")
     _add_recommend(subparsers)
 
 
 def _add_recommend(subparsers: Subparsers) -> None:
     text = "show the best published, measured and predicted rates of a model"
-    parser = subparsers.add_parser("recommend", help=text)
+    parser = subparsers.add_parser("recommend", recommend, help=text)
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     add_settings(parser, ("world_size", "sequence_length", "precision", "global_batch_size"))
@@ -90,7 +91,7 @@ def _add_recommend(subparsers: Subparsers) -> None:
     add_runs(parser, "folder of runs")
     add_network(parser)
     add_json(parser, csv=True)
-    parser.set_defaults(handler=recommend, fields=[])
+    parser.set_defaults(fields=[])
 
 
 def recommend(options: argparse.Namespace) -> int:

@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    steady = subparsers.add_parser("steady", help="find the steady state of step times")
+    steady = subparsers.add_parser(
+        "steady", print_steady, help="find the steady state of step times"
+    )
     text = "step times in seconds, one per line; a steps.jsonl; or a run's directory or id"
     steady.add_argument("files", nargs="+", metavar="FILE", help=text)
     add_runs(steady)
     text = "store these steps in a run's record as the window of its rate"
     steady.add_argument("--window", type=step_window, metavar="FIRST:LAST", help=text)
     add_json(steady)
-    steady.set_defaults(handler=print_steady)
     text = "show which of two runs is faster, with an interval"
-    versus = subparsers.add_parser("compare", help=text)
+    versus = subparsers.add_parser("compare", print_comparison, help=text)
     for side in ("A", "B"):
         versus.add_argument(
             side.lower(),
@@ -54,12 +55,11 @@ def register(subparsers: Subparsers) -> None:
     add_runs(versus)
     add_start_spread(versus)
     add_json(versus)
-    versus.set_defaults(handler=print_comparison)
     _register_gate(subparsers)
 
 
 def _register_gate(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("gate", help="fail if runs differ from a stored baseline")
+    parser = subparsers.add_parser("gate", gate, help="fail if runs differ from a stored baseline")
     parser.add_argument("--baseline", type=Path, help="folder of baseline runs")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
     parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
@@ -79,7 +79,6 @@ def _register_gate(subparsers: Subparsers) -> None:
     )
     add_start_spread(parser)
     add_json(parser)
-    parser.set_defaults(handler=gate)
 
 
 def print_steady(options: argparse.Namespace) -> int:

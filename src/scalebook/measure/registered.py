@@ -353,7 +353,7 @@ def hfu(run: Subject) -> float | Missing:
     The FLOPs of a step with what was recomputed, over those of the model, times MFU.
     """
     from scalebook.facts import flops
-    from scalebook.measure.metrics.settings import count, document_length, recomputed, run_shape
+    from scalebook.measure.metrics.recorded import count, document_length, recomputed, run_shape
 
     numbers, record = run.numbers, run.record
     if numbers.mfu is None:

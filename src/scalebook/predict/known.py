@@ -14,12 +14,12 @@ from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.feasibility.known import config_of
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.recorded import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import KERNELS, amounts
 from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
-from scalebook.record import RunRecord, seconds_between
+from scalebook.record import RunRecord, seconds_between, text_of
 from scalebook.settings import SWITCHES, without_effect
 from scalebook.store import Run, read_run, run_directories
 
@@ -112,8 +112,9 @@ def known_rate(run: Run) -> KnownRate | str:
     shape, unknown_model = run_shape(record)
     if rates is None or shape is None:
         return reason or unknown_model or "it has no rate"
-    device = record.environment.get("accelerator")
-    accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
+    accelerator = catalog.accelerator_for_device(
+        text_of(record.environment.get("accelerator")) or ""
+    )
     if accelerator is None and config.platform != "cpu":
         return "its accelerator is not in the catalog"
     ran = {name: record.observed.get(name) for name in (*SWITCHES, *KERNELS)}

@@ -20,7 +20,8 @@ from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
 from scalebook.facts.legality import fit as fit_memory
-from scalebook.measure.probes.types import Probe
+from scalebook.measure.probes.files import newest
+from scalebook.measure.probes.types import MachineIdentity, Probe
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
@@ -263,7 +264,9 @@ def predictor(
         for rate in rates
         if rate.architecture == architecture and not (leave_out and leave_out(rate))
     ]
-    probe = _probe(probes, architecture)
+    probe = newest(
+        probes, lambda one: bool((ours := _device(one)) and ours.architecture == architecture)
+    )
     known = _belief(probe, machine)
     fitted = fit([rate.sample for rate in teaching], known)
     basis = Basis(
@@ -282,26 +285,14 @@ def predictor(
     return Predictor(target, device, machine, fitted, basis, foreign, speed is not None, start)
 
 
-def _device(probe: Probe) -> Accelerator | None:
-    name = probe.identity.accelerator if probe.identity else None
+def _device(machine: MachineIdentity | None) -> Accelerator | None:
+    name = machine.accelerator if machine else None
     return catalog.accelerator_for_device(name) if name else None
-
-
-def _probe(probes: Iterable[Probe], architecture: str) -> Probe | None:
-    """Return the newest completed probe of an architecture, None where there is none."""
-    fitting = [
-        probe
-        for probe in probes
-        if probe.status == "completed"
-        and (found := _device(probe)) is not None
-        and found.architecture == architecture
-    ]
-    return max(fitting, key=lambda probe: probe.started_at or "", default=None)
 
 
 def _belief(probe: Probe | None, machine: MachineRates) -> Belief:
     """Return the belief; a probe's slowness is against the figures of the device that it ran on."""
-    if probe is None or (device := _device(probe)) is None:
+    if probe is None or (device := _device(probe.identity)) is None:
         return kinds.belief(machine)
     return kinds.belief(kinds.machine(device, machine.gpus_per_node), probe)
 

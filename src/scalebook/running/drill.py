@@ -314,7 +314,7 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
     """
     runner.check(config, force_platform=options.force_platform)
     same = config.model_copy(update={"strategy": "drill_reference"})
-    partial = store.create_partial(runs, same, datetime.now(UTC))
+    partial = store.create_partial(runs, same)
     with ownership.owned(partial):
         record = runner.train(same, replace(options, run_directory=str(partial)))
         path = store.publish(partial)
@@ -343,7 +343,7 @@ def drill(
         raise LaunchError("The drill finds the rank to kill in /proc, which only Linux has.")
     runner.check(config, force_platform=options.force_platform)
     config = config.model_copy(update={"strategy": "drill", "max_restarts": 1})
-    partial = store.create_partial(runs, config, datetime.now(UTC))
+    partial = store.create_partial(runs, config)
     with ownership.owned(partial):
         killer = Killer(partial, finish_run.run_id(partial), order)
         killer.start()

@@ -15,14 +15,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from scalebook import ownership, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord, object_of
+from scalebook.record import RunRecord, Status, StepRecord, object_of, text_of
 from scalebook.running import outcome, processes, progress
 from scalebook.running.outcome import EndReason
 
@@ -62,6 +64,9 @@ class Ended:
     stop: EndReason | None = None
     memory_kills: int = 0  # processes that the kernel killed for want of memory
     memory_killed: tuple[int, ...] = ()
+
+
+_ENDED = TypeAdapter(Ended)
 
 
 def conclude(
@@ -161,7 +166,6 @@ def _record(
     schedule = store.read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
     scheduled = _texts(schedule.pop("notes", ()))
-    started_at = launch.get("started_at")
     return RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
@@ -175,7 +179,7 @@ def _record(
         requested=requested,
         observed=observed,
         environment=environment,
-        started_at=started_at if isinstance(started_at, str) else None,
+        started_at=text_of(launch.get("started_at")),
         finished_at=finished_at,
         command=_texts(launch.get("command")),
         schedule=schedule,
@@ -265,19 +269,12 @@ def write_exit(directory: Path, end: Ended, node: int = 0) -> None:
 
 
 def read_exit(directory: Path, node: int = 0) -> Ended | None:
-    """Return how the ranks of a node ended, None where it noted no end."""
-    value = store.read_object(exit_file(directory, node))
-    code, kills, killed = (value.get(n) for n in ("exit_code", "memory_kills", "memory_killed"))
-    if not isinstance(code, int):
+    """Return how the ranks of a node ended, None where it noted nothing that can be read."""
+    try:
+        end = _ENDED.validate_python(store.read_object(exit_file(directory, node)))
+    except ValidationError:
         return None
-    stop = _texts(value.get("stop"))
-    known = len(stop) > 1 and stop[0] in get_args(Status)
-    return Ended(
-        code,
-        cast("outcome.EndReason", stop[:3]) if known else None,
-        kills if isinstance(kills, int) else 0,
-        tuple(one for one in killed if isinstance(one, int)) if isinstance(killed, list) else (),  # pyright: ignore[reportUnknownVariableType]
-    )
+    return None if end.exit_code is None else end
 
 
 def start_of(directory: Path) -> str | None:

@@ -26,9 +26,9 @@ from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.measure import metrics
 from scalebook.measure.metrics.peak import peak_of
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.recorded import run_shape
 from scalebook.measure.metrics.window import measured_steps
-from scalebook.record import RunRecord, finite, object_of, seconds_between
+from scalebook.record import RunRecord, finite, number_of, object_of, seconds_between
 from scalebook.running import finish_run
 from scalebook.running.console import Console
 from scalebook.running.progress import LEAST_QUIET_SECONDS, SLOW_STEPS, duration, last_lines
@@ -314,9 +314,9 @@ def _power(partial: Path) -> float | None:
     for path in sorted(partial.glob("telemetry*.jsonl")):
         for line in last_lines(path, READINGS, READINGS * 512):
             with suppress(ValueError, RecursionError):
-                row = object_of(finite(json.loads(line)))
-                moment, watts = row.get("time"), row.get("power_watts")
-                if isinstance(moment, int | float) and isinstance(watts, int | float):
+                row = object_of(json.loads(line))
+                moment, watts = number_of(row.get("time")), number_of(row.get("power_watts"))
+                if moment is not None and watts is not None:
                     key = (str(row.get("node")), str(row.get("gpu")), str(row.get("cpu")))
                     newest[key] = (moment, watts)
     last = max((moment for moment, _ in newest.values()), default=0.0)

@@ -10,7 +10,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -50,7 +49,7 @@ def train(
     if options.run_directory:
         return _train_in(Path(options.run_directory), config, trainer, show)
     runs = project.runs_folder(options.runs)
-    partial = store.create_partial(runs, config, datetime.now(UTC))
+    partial = store.create_partial(runs, config)
     with ownership.owned(partial):
         record = _train_in(partial, config, trainer, show)
         store.publish(partial)

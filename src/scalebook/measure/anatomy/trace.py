@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from scalebook.measure.anatomy.events import Event
 from scalebook.measure.anatomy.kinds import PIPELINE, STEP, TORCH_STEP, phase_of
+from scalebook.record import number_of
 
 MOST_EVENTS = 4_000_000  # of one sort: some hundred bytes each
 MOST_NAMES = 20_000
@@ -156,9 +157,8 @@ class Trace:
 
 
 def _time(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) < 1e18 else None  # false also for what is not finite
+    time = number_of(value)
+    return time if time is not None and abs(time) < 1e18 else None
 
 
 def _arguments(event: Event) -> Event:

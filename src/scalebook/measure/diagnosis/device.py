@@ -8,7 +8,7 @@ from statistics import median
 from scalebook.facts import catalog
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, listed, percent
 from scalebook.measure.telemetry import flags
-from scalebook.measure.telemetry.words import HEAT, POWER, SHARE, share_of
+from scalebook.measure.telemetry.throttling import HEAT, POWER, SHARE, share_of
 from scalebook.settings import SWITCHES, is_on
 
 SMALLEST = 0.03
@@ -79,7 +79,7 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
     sentences = [one for one in flags(devices) if one not in devices.notes]
     if not (held or falling) or not sentences:
         return
-    lost, peak = None, peak_clock_mhz(found)
+    lost, peak = None, found.peak_clock_mhz
     if clocks is not None and peak is not None:
         compute = found.split.compute if found.split else None
         lost = max(1 - clocks.mean_mhz / peak, 0.0) * (min(compute, 1.0) if compute else 1.0)
@@ -88,8 +88,7 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         stated += (f"At it, forward and backward would save up to {percent(lost)} of the step.",)
     elif lost == 0:
         stated += ("The mean is not below it: against the peak, nothing is lost.",)
-    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
-    board = device.tdp_watts if device else None
+    board = found.device.tdp_watts if found.device else None
     own = board is not None and (devices.power_cap_watts or 0) >= board
     power = "The cap is the board's own: compare energy per token as well."
     advice = {
@@ -109,15 +108,6 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
             "peak_clock_mhz": peak,
         },
     )
-
-
-def peak_clock_mhz(found: Evidence) -> float | None:
-    """Return the clock at which the peak holds that MFU divides by; None where nobody says it.
-
-    A device can run faster than that: at such a clock it loses nothing against the peak.
-    """
-    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
-    return device.peak_clock_mhz if device else None
 
 
 def slow_device_rule(found: Evidence) -> Iterator[Finding]:

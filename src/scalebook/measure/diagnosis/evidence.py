@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from scalebook import untrusted
-from scalebook.config import RunConfig
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import catalog, communication, memory
-from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
 from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
-from scalebook.measure.metrics.settings import document_length, recomputed, run_shape
+from scalebook.measure.metrics.recorded import (
+    count,
+    document_length,
+    parallelism_of,
+    recomputed,
+    run_shape,
+)
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord, StepRecord, object_of
+from scalebook.record import RunRecord, StepRecord, number_of, object_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run
 
@@ -78,6 +83,19 @@ class Evidence:
         return self.metrics.platform not in (None, "cpu")
 
     @property
+    def device(self) -> Accelerator | None:
+        """The accelerator in the catalog."""
+        return catalog.accelerator_for_device(self.metrics.accelerator or "")
+
+    @property
+    def peak_clock_mhz(self) -> float | None:
+        """The clock at which the peak holds that MFU divides by; None where nobody says it.
+
+        A device can run faster than that: at such a clock it loses nothing against the peak.
+        """
+        return self.device.peak_clock_mhz if self.device else None
+
+    @property
     def document_length(self) -> float | None:
         """Tokens that attend to one another."""
         return document_length(self.record)
@@ -90,9 +108,9 @@ class Evidence:
     @property
     def gpus_per_node(self) -> int | None:
         """GPUs of one node: as the driver counted, else what the platform has."""
-        counted = self.record.environment.get("accelerators_per_node")
-        if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
-            return counted
+        counted = number(self.record.environment.get("accelerators_per_node"))
+        if counted is not None:
+            return int(counted)
         try:
             return catalog.platform(self.metrics.platform or "").gpus_per_node or None
         except ScalebookError:
@@ -106,7 +124,7 @@ class Evidence:
         """Return the memory that the run, with some settings changed, is predicted to need."""
         own: dict[str, Any] = {
             "recompute": recomputed(self.record),
-            **{name: _whole(self.record, name, 0) for name in ("offload_layers", "mtp_layers")},
+            **{name: count(self.record, name) or 0 for name in ("offload_layers", "mtp_layers")},
             **memory.kernels(lambda name: self.record.is_on(name) is False, self.metrics.platform),
         }
         return self._estimated(memory.estimate, **(own | changes))
@@ -136,8 +154,7 @@ class Evidence:
 
 def number(value: Any) -> float | None:
     """Return a number above zero, None for anything else."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and 0 < value < 1e300 else None
+    return max(number_of(value) or 0.0, 0.0) or None
 
 
 def gather(run: Run, found: Numbers | None = None) -> Evidence:
@@ -146,7 +163,7 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
     record, metrics, rates = run.record, found.metrics, found.rates
     # the very steps that the rates are over
     steps = rates.steps if rates else measured_steps(run.steps)
-    layout = _parallelism(record, metrics)
+    layout = parallelism_of(record)
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE, layout)
     return Evidence(
         record=record,
@@ -170,40 +187,6 @@ def _breakdown(path: Path, layout: Parallelism | None) -> tuple[Breakdown | None
     except TraceError as error:
         return None, str(error)
     return found, found.reason
-
-
-def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
-    """Return how the run was split, None where a size is unknown or they do not fit together."""
-    sizes = {
-        "world_size": metrics.world_size,
-        "tensor_parallel_size": metrics.tensor_parallel_size,
-        "pipeline_parallel_size": metrics.pipeline_parallel_size,
-        "context_parallel_size": metrics.context_parallel_size,
-        "expert_parallel_size": metrics.expert_parallel_size or 1,
-    }
-    plain = {name: size for name, size in sizes.items() if size is not None}
-    if len(plain) < len(sizes):
-        return None
-    fields = RunConfig.model_fields
-    for name in ("virtual_pipeline_parallel_size", "expert_tensor_parallel_size"):
-        plain[name] = _whole(record, name, 1)
-    plain["last_pipeline_stage_layers"] = _whole(record, "last_pipeline_stage_layers", 0)
-    sharding = record.setting("data_parallel_sharding")
-    split = Parallelism(
-        **plain,
-        sequence_parallel=record.is_on("sequence_parallel") is True,
-        data_parallel_sharding=(
-            sharding if sharding in memory.SHARDING else fields["data_parallel_sharding"].default
-        ),
-        parameter_gather=record.setting("parameter_gather") or fields["parameter_gather"].default,
-    )
-    return split if split.world_size % split.model_parallel_size == 0 else None
-
-
-def _whole(record: RunRecord, name: str, default: int) -> int:
-    """Return a setting that is a plausible whole number, else what runs without it had."""
-    value = record.setting(name)
-    return value if isinstance(value, int) and 0 < value < 2**20 else default
 
 
 def _num_microbatches(metrics: RunMetrics) -> int | None:

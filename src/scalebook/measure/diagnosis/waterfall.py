@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scalebook.facts import catalog, traffic
+from scalebook.facts import traffic
 from scalebook.facts.flops import attention_width
 from scalebook.facts.flops.conventions import flop_parts
-from scalebook.measure.diagnosis.device import peak_clock_mhz
 from scalebook.measure.diagnosis.evidence import Basis, Evidence, percent
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.settings import SWITCHES
@@ -188,13 +187,12 @@ def _peak(found: Evidence, precision: str) -> float | None:
     known = found.metrics.peak_tflops_per_second
     if known is not None:
         return known
-    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
-    return device.peak_tflops.get(precision) if device else None
+    return found.device.peak_tflops.get(precision) if found.device else None
 
 
 def lower_clock(found: Evidence) -> float | None:
     """Share of the step by which its FLOPs take longer at the mean clock than at the peak's."""
-    clocks, peak = found.devices.clocks, peak_clock_mhz(found)
+    clocks, peak = found.devices.clocks, found.peak_clock_mhz
     done = found.metrics.hfu or useful_work(found)
     if clocks is None or peak is None or done is None or clocks.mean_mhz <= 0:
         return None
@@ -224,13 +222,12 @@ def _elementwise(found: Evidence) -> tuple[float | None, Basis, str | None]:
     split, shape, layout, metrics = found.split, found.shape, found.parallelism, found.metrics
     if split is not None and split.elementwise is not None:
         return split.elementwise, "measured", None
-    device = catalog.accelerator_for_device(metrics.accelerator or "")
-    bandwidth = device.memory_bandwidth_tb_per_second if device else None
+    bandwidth = found.device.memory_bandwidth_tb_per_second if found.device else None
     rate = metrics.tokens_per_second_per_gpu
     if shape is None or shape.moe or layout is None or not bandwidth or not rate:
         return None, "computed", "The sizes of the layers or the memory's bandwidth are not known."
     tensor = layout.tensor_parallel_size
-    replicated = 1 / tensor if found.record.requested.get("sequence_parallel") else 1.0
+    replicated = 1 / tensor if layout.sequence_parallel else 1.0
     values = sum(traffic.layer_values(shape, tensor=tensor, replicated=replicated, moe=False))
     size = 2 * values * shape.num_layers + traffic.LOGIT_BYTES * shape.vocab_size / tensor
     return rate * tensor * size / (1e12 * bandwidth), "computed", None

@@ -16,15 +16,15 @@ from typing import Any
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered, row
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
+from scalebook.measure.metrics.recorded import count, document_length, run_shape, settings
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.settings import count, document_length, run_shape, settings, text
 from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.measure.telemetry.summary import Settling, settled
-from scalebook.record import RunRecord, object_of
+from scalebook.record import RunRecord, object_of, text_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run
 
@@ -39,7 +39,7 @@ class _Scale:
 
 def _partial(record: RunRecord) -> str | None:
     """Return why the FLOPs of training are not those of all weights, None where they are."""
-    trained = text(record.setting("trained"))
+    trained = text_of(record.setting("trained"))
     if trained == "unknown":
         return (
             "The log does not say whether all weights were trained: MFU is left empty. If they "
@@ -78,7 +78,7 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
     most = (max(steps.known(name), default=0.0) for name in ("allocated_gib", "reserved_gib"))
     peak = next((value for value in most if value > 0), None)
-    why = text(record.environment.get("memory_reason")) or "No step recorded its memory"
+    why = text_of(record.environment.get("memory_reason")) or "No step recorded its memory"
     return {
         "peak_memory_gib": peak,
         "peak_memory_reason": why if peak is None else None,
@@ -332,7 +332,7 @@ def numbers(
     steps = measured_steps(every)
     readings = read_telemetry(run.path)
     rated = _rated(record, steps, peak_precision, settled(readings, steps), interval=True)
-    start = start_spread(text(record.setting("platform")))
+    start = start_spread(text_of(record.setting("platform")))
     rates, no_rate = rated.rates, rated.no_rate
     no_flops = no_rate or rated.no_scale
     devices = summarize(readings, record, rates.steps if rates else steps)
@@ -340,10 +340,10 @@ def numbers(
         run_id=record.run_id,
         status="void" if rated.void else record.status,
         reason=rated.void or record.reason,
-        cause=text(record.cause),
+        cause=text_of(record.cause),
         source=record.source,
-        accelerator=text(record.environment.get("accelerator")),
-        device_ids=text(record.environment.get("device_ids")),
+        accelerator=text_of(record.environment.get("accelerator")),
+        device_ids=text_of(record.environment.get("device_ids")),
         **settings(record),
         num_layers=rated.layers,
         measured_steps=len(steps),

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from scalebook.facts import catalog
-from scalebook.measure.metrics.settings import text
-from scalebook.record import RunRecord, object_of
+from scalebook.record import RunRecord, number_of, object_of, text_of
 
 NOT_PROBED = "The run knows no probe of its machine"
 
 
 def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
     """Return the precision whose peak is the denominator, or None and the reason."""
-    precision = text(record.setting("precision"))
+    precision = text_of(record.setting("precision"))
     if precision is None:
         return None, "The run names no precision: MFU is left empty."
     if precision == "fp8":
@@ -28,7 +27,7 @@ def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, st
 
 def peak_of(record: RunRecord, named: str | None) -> tuple[float | None, str | None, str | None]:
     """Return the dense peak (TFLOP/s), the precision whose peak it is, and the reason for None."""
-    device = text(record.environment.get("accelerator"))
+    device = text_of(record.environment.get("accelerator"))
     if record.setting("platform") == "cpu":
         return None, None, "A CPU has no peak in the catalog: MFU is left empty."
     if device is None:
@@ -50,7 +49,7 @@ def highest_peak(record: RunRecord, named: str | None) -> tuple[float | None, st
     That is the peak of the run's own precision; where that leaves several open (fp8, TF32 for
     fp32, none told), the highest of the device. None where the device has no known peak.
     """
-    found = catalog.accelerator_for_device(text(record.environment.get("accelerator")) or "")
+    found = catalog.accelerator_for_device(text_of(record.environment.get("accelerator")) or "")
     precision, _ = peak_precision(record, named)
     if found is None:
         return None, ""
@@ -67,15 +66,15 @@ def ceiling_of(record: RunRecord, named: str | None) -> tuple[float | None, str 
     """
     known = record.environment.get("ceilings")
     if not isinstance(known, dict):
-        reason = text(record.environment.get("ceilings_reason")) or NOT_PROBED
+        reason = text_of(record.environment.get("ceilings_reason")) or NOT_PROBED
         return None, f"{reason.rstrip('.')}."
     precision, reason = peak_precision(record, named)
     if precision is None:
         return None, reason
-    rate = object_of(object_of(known).get("matmul_tflops")).get(precision)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e9:
+    rate = number_of(object_of(object_of(known).get("matmul_tflops")).get(precision))
+    if rate is None or not 0 < rate < 1e9:
         return None, f"The probe of this machine measured no matrix product in {precision}."
-    return float(rate), None
+    return rate, None
 
 
 def matmul_fraction(

@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scalebook import untrusted
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import communication
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
-from scalebook.measure.metrics.settings import count, recomputed, run_shape, text
+from scalebook.measure.metrics.recorded import count, parallelism_of, recomputed, run_shape
 from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, text_of
 from scalebook.store import Run
 
 FOLDER = "profile"
@@ -47,7 +46,7 @@ class RunAnatomy:
 def step_anatomy(run: Run) -> RunAnatomy:
     """Return what a run's directory says about its steps' anatomy."""
     record = run.record
-    profiles, problems = _profiles(run.path / FOLDER, _parallelism(record))
+    profiles, problems = _profiles(run.path / FOLDER, parallelism_of(record))
     return RunAnatomy(
         record.run_id, profiles, marked_steps(record, run.steps), theory(record), problems
     )
@@ -115,7 +114,7 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
         name: count(record, name)
         for name in ("micro_batch_size", "global_batch_size", "sequence_length")
     }
-    parallelism = _parallelism(record)
+    parallelism = parallelism_of(record)
     if shape is None or parallelism is None or None in sizes.values():
         return None
     stages = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
@@ -132,24 +131,9 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
             micro_batch_size=micro,
             num_microbatches=microbatches,
             sequence_length=length,
-            precision=text(record.setting("precision")) or "bf16",
-            gradient_precision=text(record.setting("gradient_precision")) or "fp32",
+            precision=text_of(record.setting("precision")) or "bf16",
+            gradient_precision=text_of(record.setting("gradient_precision")) or "fp32",
             recompute=recomputed(record) or communication.NOTHING_AGAIN,
         )
     except (ScalebookError, ArithmeticError, LookupError):
         return None  # a split that cannot be: said where the record is judged
-
-
-def _parallelism(record: RunRecord) -> Parallelism | None:
-    world = count(record, "world_size")
-    if world is None:
-        return None
-    values: dict[str, Any] = {"world_size": world}
-    for name, field in Parallelism.__dataclass_fields__.items():
-        if name.endswith(("_size", "_layers")) and name != "world_size":
-            values[name] = count(record, name) or field.default
-    values["sequence_parallel"] = record.is_on("sequence_parallel") is True
-    sharding = record.setting("data_parallel_sharding")
-    if sharding in ("none", "optimizer", "full"):
-        values["data_parallel_sharding"] = sharding
-    return Parallelism(**values)

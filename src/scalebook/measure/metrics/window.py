@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from scalebook.measure.metrics.settings import LARGEST
+from scalebook.measure.metrics.recorded import LARGEST
 from scalebook.measure.metrics.steady import (
     BRIEF_SECONDS,
     Steady,

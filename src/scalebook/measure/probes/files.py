@@ -6,16 +6,15 @@ A probe is no run: its directory has no record.json, and nothing that counts run
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.facts import catalog
 from scalebook.measure.probes.shapes import products
 from scalebook.measure.probes.types import SCHEMA_VERSION, Ceilings, MachineIdentity, Matmul, Probe
-from scalebook.store import newer_schema, read_model
+from scalebook.store import newer_schema, read_model, run_directories
 
 FOLDER = "probes"
 FILE = "probe.json"
@@ -27,12 +26,8 @@ STEP_LAYOUTS = ("forward", "dgrad", "wgrad")
 
 
 def probe_directories(runs: Path) -> Iterator[Path]:
-    """Yield every finished probe's directory of a folder of runs, oldest name first."""
-    folder = runs / FOLDER
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if not path.name.startswith(".") and untrusted.is_there(path / FILE):
-                yield path
+    """Return every finished probe's directory of a folder of runs, oldest name first."""
+    return run_directories(runs / FOLDER, FILE)
 
 
 def read_probe(directory: Path) -> Probe:
@@ -60,15 +55,19 @@ def read_probes(runs: Path) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
     return tuple(found), tuple(problems)
 
 
-def find(runs: Path, identity: MachineIdentity) -> Probe | None:
-    """Return the newest completed probe whose machine and software cover these, or None."""
-    probes, _ = read_probes(runs)
-    fitting = [
+def newest(probes: Iterable[Probe], fits: Callable[[MachineIdentity], bool]) -> Probe | None:
+    """Return the newest completed probe of a machine and software that fit, None without any."""
+    fitting = (
         probe
         for probe in probes
-        if probe.status == "completed" and probe.identity and probe.identity.covers(identity)
-    ]
+        if probe.status == "completed" and probe.identity and fits(probe.identity)
+    )
     return max(fitting, key=lambda probe: probe.started_at or "", default=None)
+
+
+def find(runs: Path, identity: MachineIdentity) -> Probe | None:
+    """Return the newest completed probe whose machine and software cover these, or None."""
+    return newest(read_probes(runs)[0], lambda one: one.covers(identity))
 
 
 def ceilings(runs: Path, identity: MachineIdentity) -> dict[str, Any]:

@@ -5,6 +5,6 @@ The same for what our sampler wrote and for what monitoring tools wrote beside a
 
 from scalebook.measure.telemetry.samples import Telemetry, read
 from scalebook.measure.telemetry.summary import Clocks, TelemetrySummary, summarize
-from scalebook.measure.telemetry.words import flags
+from scalebook.measure.telemetry.throttling import flags
 
 __all__ = ["Clocks", "Telemetry", "TelemetrySummary", "flags", "read", "summarize"]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from pydantic_core import from_json
 
 from scalebook import untrusted
+from scalebook.record import number_of
 
 FILES = "telemetry*.jsonl"
 _TIME = itemgetter("time")
@@ -127,23 +128,17 @@ def _objects(block: bytes) -> Iterator[Any]:
 
 
 def _numbers(values: Sequence[Any]) -> Sequence[float | None]:
-    """Return each value as ``_number`` does: at once where all are plain numbers, as in most."""
+    """Return each value as ``number_of`` does: at once where all are plain numbers, as in most."""
     plain = values and set(map(type, values)) <= {float, int}
     if plain and -1e300 < min(values) <= max(values) < 1e300 and not math.isnan(sum(values)):
         return list(map(float, values))
-    return list(map(_number, values))
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number, None for anything else."""
-    plain = type(value) is float or type(value) is int  # the fastest test, asked for every value
-    return float(value) if plain and -1e300 < value < 1e300 else None  # false for NaN
+    return list(map(number_of, values))
 
 
 def _key(line: Mapping[str, Any]) -> tuple[int, str, int]:
     """Return the node, kind and number of a line's device; 0 where it names none."""
     kind, name = ("CPU", "cpu") if "cpu" in line else ("GPU", "gpu")
-    node, number = _number(line.get("node")), _number(line.get(name))
+    node, number = number_of(line.get("node")), number_of(line.get(name))
     return int(node or 0), kind, int(number or 0)
 
 
@@ -167,8 +162,8 @@ def _devices(
             Device(
                 name=f"node {node} {kind} {number}" if several else f"{kind} {number}",
                 rows=tuple(sorted(found[key], key=_TIME)),
-                power_cap_watts=_number(known.get("power_cap_watts")),
-                max_clock_mhz=_number(known.get("max_clock_mhz")),
+                power_cap_watts=number_of(known.get("power_cap_watts")),
+                max_clock_mhz=number_of(known.get("max_clock_mhz")),
             )
         )
     return tuple(devices)
@@ -188,7 +183,7 @@ def _static(
 
 def _period(heads: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the sampling period in seconds: as recorded, else the median step of a device."""
-    stated = [period for head in heads if (period := _number(head.get("period_seconds")))]
+    stated = [period for head in heads if (period := number_of(head.get("period_seconds")))]
     if stated:
         return max(stated)
     first = [row["time"] for row in rows if _key(row) == _key(rows[0])]

@@ -20,12 +20,11 @@ from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
-from scalebook.measure.metrics.settings import text
 from scalebook.measure.verdicts.compare import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.measure.verdicts.read import losses_that_rose
 from scalebook.measure.verdicts.series import LossCurve, losses_of
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, text_of
 from scalebook.settings import SETTINGS
 from scalebook.store import Run
 
@@ -234,7 +233,7 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
         return GateCheck(name, "regression", words, *ids, None, changed)
     sides = ([run.record.environment for run in group.runs] for group in (now, before))
-    starts = start_spread(text(now.runs[0].record.setting("platform")))
+    starts = start_spread(text_of(now.runs[0].record.setting("platform")))
     assumed = between(starts, identity.other_devices(*sides))
     verdict = compare(
         now.estimates,

@@ -11,12 +11,11 @@ from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
-from scalebook.measure.metrics.settings import text
 from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.series import STEPS, read_series
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, text_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run, find_run, read_run, read_runs
 
@@ -201,4 +200,4 @@ def same(a: Side, b: Side) -> str | None:
 
 
 def _platform(side: Side) -> str | None:
-    return text(side.records[0].setting("platform")) if side.records else None
+    return text_of(side.records[0].setting("platform")) if side.records else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.measure.metrics.steady import Steady, find_steady
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, number_of
 from scalebook.step_columns import Steps
 from scalebook.store import find_run, read_run, read_steps
 
@@ -45,17 +45,22 @@ def read_series(path: Path) -> Series:
             raise RecordError(f"{path} contains no {STEPS}: it is not the directory of a run.")
         path /= STEPS
     found: list[float] = []
+    for number, line in _lines(path, follow=named):
+        if line.startswith("{"):
+            return _records(path)
+        if line and not line.startswith("#"):
+            found.append(_seconds(path, number, line))
+    return _checked(path, found, 0)
+
+
+def _lines(path: Path, *, follow: bool) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line of a file; a RecordError where it cannot be read."""
     try:
-        for number, raw in enumerate(untrusted.lines(path, follow=named), start=1):
-            line = raw.decode().strip()
-            if line.startswith("{"):
-                return _records(path)
-            if line and not line.startswith("#"):
-                found.append(_seconds(path, number, line))
+        for number, raw in enumerate(untrusted.lines(path, follow=follow), start=1):
+            yield number, raw.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise RecordError(f"{path} cannot be read: {reason}.") from error
-    return _checked(path, found, 0)
 
 
 def _seconds(path: Path, number: int, line: str) -> float:
@@ -78,7 +83,7 @@ def _records(path: Path) -> Series:
     seconds = (None if math.isnan(value) else value for value in steps.numbers("step_seconds"))
     pairs = [(value, str(phase)) for value, phase in zip(seconds, steps.phases(), strict=True)]
     if problems:  # written by something else, or with fewer fields than a run of ours has
-        lines = enumerate((line.decode().strip() for line in untrusted.lines(place)), start=1)
+        lines = _lines(place, follow=False)
         pairs = [_pair(path, number, line) for number, line in lines if line]
     phases = [phase for _, phase in pairs]
     end = phases.index("profiled") if "profiled" in phases else len(phases)
@@ -94,14 +99,13 @@ def _pair(path: Path, number: int, line: str) -> tuple[float | None, str]:
     try:
         record: Any = json.loads(line)
         phase = record.get("phase", "measured")
-        value = record.get("step_seconds")
+        value = number_of(record.get("step_seconds"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise RecordError(
             f"{path} line {number} is not a step record: {line[:40]!r}. Each line is one JSON "
             "object with step_seconds."
         ) from error
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and abs(value) < _LONGEST else None, str(phase)
+    return value if value is not None and abs(value) < _LONGEST else None, str(phase)
 
 
 def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
@@ -157,20 +161,16 @@ def _loss_file(path: Path) -> dict[int, float | None]:
     if path.suffix == ".jsonl":
         return losses_of(read_steps(path)[0])
     found: dict[int, float | None] = {}
-    try:
-        for number, raw in enumerate(untrusted.lines(path, follow=True), start=1):
-            line = raw.decode().partition("#")[0].strip()
-            step, *rest = re.split(r"[,;\s]+", line)
-            if not line or (number == 1 and not step[:1].isdecimal()):  # the names of the columns
-                continue
-            try:
-                (loss,) = map(float, rest)
-                found[int(step)] = loss if math.isfinite(loss) else None
-            except ValueError as error:
-                raise RecordError(
-                    f"{path} line {number}: {line[:40]!r} is not a step and a loss, like 10,6.93."
-                ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise RecordError(f"{path} cannot be read: {reason}.") from error
+    for number, text in _lines(path, follow=True):
+        line = text.partition("#")[0].strip()
+        step, *rest = re.split(r"[,;\s]+", line)
+        if not line or (number == 1 and not step[:1].isdecimal()):  # the names of the columns
+            continue
+        try:
+            (loss,) = map(float, rest)
+            found[int(step)] = loss if math.isfinite(loss) else None
+        except ValueError as error:
+            raise RecordError(
+                f"{path} line {number}: {line[:40]!r} is not a step and a loss, like 10,6.93."
+            ) from error
     return found

@@ -9,23 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from scalebook.errors import ConfigError, ScalebookError
+from scalebook.errors import ScalebookError
 from scalebook.measure.probes import ProbeRequest
-
-
-def read_request(path: Path) -> ProbeRequest:
-    """Return the request in a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read or its content is no request.
-    """
-    try:
-        return ProbeRequest.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is not a request for a probe: {reason}.") from error
+from scalebook.store import read_model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="directory to write into")
     options = parser.parse_args(arguments)
     try:
-        request = read_request(options.request)
+        request, _ = read_model(options.request, ProbeRequest)
         variables = dict(os.environ)
         from scalebook.probe.measurement.probe_run import run
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from scalebook.facts import catalog
 from scalebook.measure.probes import Probe, read_probes
-from scalebook.measure.probes.words import left_out, lines
+from scalebook.measure.probes.lines import left_out, lines
 from scalebook.predict import KnownRate, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout

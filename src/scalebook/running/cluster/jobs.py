@@ -18,7 +18,7 @@ from typing import Any
 
 from scalebook import query, store, untrusted
 from scalebook.ownership import JOB_FILE
-from scalebook.record import RunRecord, Status, object_of
+from scalebook.record import RunRecord, Status, object_of, text_of
 from scalebook.running import finish_run, outcome
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
@@ -117,10 +117,9 @@ class SlurmJob:
         value = store.read_object(directory / JOB_FILE)
         # The job notes its id too: it may start before its submitter can.
         job_id = value.get("job_id") or launched(directory).get("job_id")
-        submitted, runs = value.get("submitted_at"), value.get("runs")
+        submitted, runs = text_of(value.get("submitted_at")), value.get("runs")
         if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
             return None
-        submitted = submitted if isinstance(submitted, str) else None
         return cls(job_id, submitted, runs if isinstance(runs, int) else 1)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebook import ownership, query, store
 from scalebook.errors import RecordError
-from scalebook.record import RunRecord, object_of, seconds_between
+from scalebook.record import RunRecord, object_of, seconds_between, text_of
 from scalebook.running import finish_run, progress
 from scalebook.running.cluster.jobs import Ask, JobState, SlurmJob, queue
 
@@ -61,10 +61,9 @@ def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Run
 
 
 def _ended(directory: Path, record: RunRecord) -> RunRow:
-    job_id = object_of(record.environment.get("slurm")).get("job_id")
     return RunRow(
         record.run_id,
-        job_id if isinstance(job_id, str) else None,
+        text_of(object_of(record.environment.get("slurm")).get("job_id")),
         record.status.replace("_", " "),
         _steps(directory),
         _whole(record.requested.get("steps")),
@@ -97,8 +96,7 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> RunRow 
 
 
 def _started(partial: Path) -> str | None:
-    value = store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
-    return value if isinstance(value, str) else None
+    return text_of(store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at"))
 
 
 def _of_job(job: SlurmJob, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:

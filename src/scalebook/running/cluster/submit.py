@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def submit(
     tasks: list[slurm.JobTask] = []
     try:
         for number, entry in enumerate(entries):
-            directory = store.create_partial(runs, entry.config, datetime.now(UTC))
+            directory = store.create_partial(runs, entry.config)
             write_job(directory, None, len(entries))
             tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
             if order.entries:

@@ -16,6 +16,7 @@ from typing import Any
 
 from scalebook.logs.dialects.amd_smi import AMDSMICSV
 from scalebook.query import cells, printed
+from scalebook.record import number_of
 from scalebook.running.devices.sensor import (
     Library,
     Row,
@@ -200,8 +201,8 @@ def _module() -> Any:
 
 
 def _number(value: Any) -> float | None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and value >= 0 and value not in _NO_VALUE else None
+    found = number_of(value)
+    return found if found is not None and found >= 0 and value not in _NO_VALUE else None
 
 
 def _first(told: Mapping[str, Any], *names: str) -> float | None:
