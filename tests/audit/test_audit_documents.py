@@ -644,3 +644,24 @@ def test_a_column_of_modes_says_what_is_trained():
     head = "Model | Mode | Sequence length | Tokens/s/GPU | Model TFLOP/s/GPU"
     for mode, accused in (("LoRA", []), ("SFT", [("model_tflops_per_second_per_gpu", "633")])):
         assert wrong(table(head, f"LLAMA2-7B | {mode} | 4096 | 23711 | 633")) == accused
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "value"),
+    [
+        ("Model size (GB)", "15.01", None), ("Parameters", "140 GB", None),
+        ("Params (B)", "8.03", 8.03e9), ("Parameters (billion)", "8.03", 8.03e9),
+        ("Params (B)", "8B", 8e9), ("Params", "8.03 billion", 8.03e9), ("Size", "8B", 8e9),
+    ],
+)  # fmt: skip
+def test_a_size_in_bytes_is_no_number_of_parameters(heading, cell, value):
+    (row,) = table(f"Model | {heading} | Tokens/s", f"Llama 3.1 8B | {cell} | 100").rows
+    found = row.values.get("parameters")
+    assert (found and found.value) == (value and pytest.approx(value))
+
+
+def test_a_product_with_ranks_is_no_number_of_gpus():
+    (row,) = table("Role | Batch | Tokens/s", "TP8 DP4 | 16 (4 x DP4) | 100").rows
+    assert "gpus" not in row.values
+    (row,) = table("Role | Tokens/s", "TP8, 16 x H100 | 100").rows
+    assert row.values["gpus"].value == 16

@@ -411,7 +411,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if field_name is None:
             later.append((index, name, unit))
             continue
-        kind = None if own else vocabulary.headings()["kinds"].get(field_name)
+        kind = vocabulary.headings()["kinds"].get(field_name)
+        kind = None if own and kind != "size" else kind  # a field's own name says its unit
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -474,8 +475,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
     columns = [_in_percent(sheet, one) for one in _columns(_totalled(sheet), unread)]
-    rows: list[Row] = []
-    labels: set[str] = set()
+    rows, labels = list[Row](), set[str]()
     for line, cells in sheet.rows:
         row = _row(sheet, columns, cells, line, unread)
         if row is not None:
@@ -580,9 +580,9 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    unit = (match["unit"] or "").strip() or column.unit
-    name = column.field
-    kind = column.kind
+    counted = column.kind == "size" and cell[match.end("number") - 1].isalpha()  # 7B of (B)
+    unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
+    name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
         for other, field_name in _RATES:
             if vocabulary.factor(other, unit):
