@@ -1447,3 +1447,19 @@ def test_a_model_may_be_counted_by_the_size_in_its_name(mfu: str, verdict: str):
     row = {"model": "llama2-7b", "accelerator": "a100", "sequence_length": "4096"}
     row |= {"precision": "bf16", "tokens_per_second_per_gpu": "4047", "mfu": mfu}
     assert verdicts("mfu", **row) == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("rate", "tflops", "said"),
+    [  # full attention of Llama 3.1 8B at 8,192 tokens: 57.91 GFLOP, so 579.1 at 10,000 tokens/s
+        ("640,000", "579.1", "a factor of 64, the number of GPUs"),  # of all 64
+        ("10.00", "579.1", "a factor of 1,000: a unit"),
+        ("10,000", "642.4", "a second forward pass"),  # 6 N: 481.8 x 4/3
+    ],
+)
+def test_a_slip_is_named_by_whatever_convention_it_was_counted(rate: str, tflops: str, said: str):
+    row = {"model": "llama3.1-8b", "sequence_length": "8192", "gpus": "64"}
+    row |= {"tokens_per_second_per_gpu": rate, "model_tflops_per_second_per_gpu": tflops}
+    notes = [check.note for check in claim(**row) if check.verdict == "contradicts"]
+    assert len(notes) == 1
+    assert said in notes[0]

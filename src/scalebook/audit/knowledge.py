@@ -335,8 +335,9 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if length:
         again = hardware_flops_per_token(shape, length, "full")
         found.append((again, "full recomputation counted as useful"))
-        third = flops_per_token(shape, length) * 4 / 3
-        found.append((third, "a second forward pass, of recomputation, counted as useful"))
+        for name in ("megatron_causal", "full_attention", "palm_6n", "six_n"):
+            third = flops_per_token(shape, length, name) * 4 / 3
+            found.append((third, "a second forward pass, of recomputation, counted as useful"))
         found += _wrong_shapes(shape, length)
     for value, words in found:
         interval = point(value).widened(CONVENTION_TOLERANCE)

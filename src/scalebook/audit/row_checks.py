@@ -21,7 +21,6 @@ from scalebook.audit.identities import (
     solve,
 )
 from scalebook.audit.knowledge import NAMED, NARROW, Known, field_of, spoken
-from scalebook.audit.printed import Printed
 
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
 
@@ -182,7 +181,7 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
         note = f"holds if counted so: {explained.variant}"
         return _check(row, item, explained, rule=rule, verdict="possible", note=note)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
-    note = _explanation(best, proper, explained, item, row.values[item.name])
+    note = _explanation(row, best, proper, explained, item)
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
 
 
@@ -190,12 +189,16 @@ _SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 
 _SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
-def _slip(stated: float, right: float) -> str | None:
-    """Return which slip of a unit the factor between a claim and its right value is."""
-    times = max(stated / right, right / stated) if stated > 0 and right > 0 else 0
-    for factor, unit in _SLIPS.items():
-        if abs(times / factor - 1) < _SLIP:
-            return f"a factor of {factor:,}: a unit ({unit}) in the claim or in an input?"
+def _slip(row: Row, stated: float, right: Sequence[float]) -> str | None:
+    """Return which slip of a unit the factor between a claim and one of its right values is."""
+    gpus = row.values.get("gpus")
+    every = int(gpus.value) if gpus and gpus.interval.exact and gpus.value > 1 else 0
+    ratios = [stated / value for value in right if stated > 0 and value > 0]
+    for factor in (every, *_SLIPS):
+        if factor and any(abs(max(one, 1 / one) / factor - 1) < _SLIP for one in ratios):
+            if factor == every:
+                return f"a factor of {every:,}, the number of GPUs: of all GPUs or of one?"
+            return f"a factor of {factor:,}: a unit ({_SLIPS[factor]}) in the claim or in an input?"
     return None
 
 
@@ -213,16 +216,13 @@ def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
 
 
 def _explanation(
-    best: Fact,
-    proper: Sequence[Fact],
-    explained: Fact | None,
-    item: vocabulary.Field,
-    stated: Printed,
+    row: Row, best: Fact, proper: Sequence[Fact], explained: Fact | None, item: vocabulary.Field
 ) -> str:
     """Return which alternative is shown, what the others say, and which wrong one fits."""
     parts = [best.variant] if best.variant else []
     if explained is not None and explained.variant:
         parts.append(f"the claim fits {explained.variant}")
+    stated = row.values[item.name]
     times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
         f"{show(_value_of(fact, item) * times)}{unit} ({fact.variant})"
@@ -231,7 +231,8 @@ def _explanation(
     ]
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
-    if explained is None and (slip := _slip(stated.value, best.value)):
+    right = [best.value, *(fact.value for fact in proper if not fact.bound)]
+    if explained is None and (slip := _slip(row, stated.value, right)):
         parts.append(slip)
     return "; ".join(parts)
 
