@@ -1463,3 +1463,15 @@ def test_a_slip_is_named_by_whatever_convention_it_was_counted(rate: str, tflops
     notes = [check.note for check in claim(**row) if check.verdict == "contradicts"]
     assert len(notes) == 1
     assert said in notes[0]
+
+
+def test_an_mfu_that_only_recomputation_gives_is_possible_and_named():
+    # arXiv 2104.04473: 96 L h^2 (1 + s / 6h + V / 16Lh) = 1.434e12 FLOPs per token of GPT-3 175B,
+    # a second forward pass in it: 143.4 TFLOP/s at 100 tokens/s, 45.96 % of an A100
+    row = {"model": "gpt3-175b", "accelerator": "a100", "precision": "bf16"}
+    row |= {"sequence_length": "2048", "tokens_per_second_per_gpu": "100"}
+    assert verdicts("mfu", **row, mfu="46.0%") == {"possible"}
+    assert "an HFU" in next(one.note for one in claim(**row, mfu="46.0%") if one.field == "mfu")
+    assert verdicts("mfu", **row, mfu="34.0%") == {"holds"}
+    tflops = "model_tflops_per_second_per_gpu"
+    assert "holds" in verdicts(tflops, **row, **{tflops: "143.4"})

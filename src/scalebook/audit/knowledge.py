@@ -33,6 +33,7 @@ from scalebook.measure.intervals import Interval, point
 CONVENTION_TOLERANCE = 0.01
 
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
+AGAIN = ", with a second forward pass"
 NAMED = "6 N of the size in its name"
 NARROW = "heads as wide as the hidden size over their number"
 MOST_ROUNDED = 0.15  # by which the size in a model's name may differ from a count
@@ -267,7 +268,8 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at
                 )
-                words = f"{name}{MTP if modules else ''}{frozen}"
+                again = AGAIN if name in RECOMPUTED else ""
+                words = f"{name}{again}{MTP if modules else ''}{frozen}"
                 yield _fact("flops_per_token", *_widened(*each), words)
                 if trained == "lora":  # frameworks that take two thirds of the attention too
                     each = (
