@@ -1475,3 +1475,9 @@ def test_an_mfu_that_only_recomputation_gives_is_possible_and_named():
     assert verdicts("mfu", **row, mfu="34.0%") == {"holds"}
     tflops = "model_tflops_per_second_per_gpu"
     assert "holds" in verdicts(tflops, **row, **{tflops: "143.4"})
+
+
+def test_counts_too_small_to_divide_by_name_no_slip():
+    least = 5e-324
+    assert row_checks._slip(row_of(), least, [1e300]) is None
+    assert row_checks._slip(row_of(), 1e300, [least]) is None
