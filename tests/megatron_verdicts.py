@@ -31,7 +31,7 @@ cpu.install()
 from megatron.core import num_microbatches_calculator, utils  # noqa: E402
 
 from scalebook.train import mcore  # noqa: E402
-from scalebook.train.model import local  # noqa: E402
+from scalebook.train.model import local, megatron_config  # noqa: E402
 from scalebook.train.model.chunks import refuse_unsupported  # noqa: E402
 
 ranks = mcore.parallel_state
@@ -45,9 +45,11 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
     chunks = config.virtual_pipeline_parallel_size
     moe: dict[str, Any] = {}
     if shape.moe is not None:
+        trainers = megatron_config._experts(config, shape)
         moe = {
             "num_moe_experts": shape.moe.num_experts,
             "moe_router_topk": shape.moe.top_k,
+            "moe_router_pre_softmax": trainers["moe_router_pre_softmax"],
             "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
             "moe_shared_expert_intermediate_size": shape.moe.shared_ffn_hidden_size or None,
         }

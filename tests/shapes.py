@@ -62,4 +62,17 @@ SHAPES = {
             first_dense_layers=0,
         ),
     ),
+    # Each token meets one expert.
+    "single": replace(
+        DENSE,
+        name="single",
+        num_layers=4,
+        moe=MoEShape(
+            num_experts=8,
+            top_k=1,
+            ffn_hidden_size=48,
+            shared_ffn_hidden_size=0,
+            first_dense_layers=0,
+        ),
+    ),
 }

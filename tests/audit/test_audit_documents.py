@@ -644,3 +644,61 @@ def test_a_column_of_modes_says_what_is_trained():
     head = "Model | Mode | Sequence length | Tokens/s/GPU | Model TFLOP/s/GPU"
     for mode, accused in (("LoRA", []), ("SFT", [("model_tflops_per_second_per_gpu", "633")])):
         assert wrong(table(head, f"LLAMA2-7B | {mode} | 4096 | 23711 | 633")) == accused
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "value"),
+    [
+        ("Model size (GB)", "15.01", None), ("Parameters", "140 GB", None),
+        ("Params (B)", "8.03", 8.03e9), ("Parameters (billion)", "8.03", 8.03e9),
+        ("Params (B)", "8B", 8e9), ("Params", "8.03 billion", 8.03e9), ("Size", "8B", 8e9),
+    ],
+)  # fmt: skip
+def test_a_size_in_bytes_is_no_number_of_parameters(heading, cell, value):
+    (row,) = table(f"Model | {heading} | Tokens/s", f"Llama 3.1 8B | {cell} | 100").rows
+    found = row.values.get("parameters")
+    assert (found and found.value) == (value and pytest.approx(value))
+
+
+def test_a_product_with_ranks_is_no_number_of_gpus():
+    (row,) = table("Role | Batch | Tokens/s", "TP8 DP4 | 16 (4 x DP4) | 100").rows
+    assert "gpus" not in row.values
+    (row,) = table("Role | Tokens/s", "TP8, 16 x H100 | 100").rows
+    assert row.values["gpus"].value == 16
+
+
+def test_a_table_of_a_quantity_a_row_is_one_run():
+    # 8 x 7,403 = 59,224; 400 / 989.4 = 40.43 %
+    text = "# Run on H100\n\n|Metric|Value|Notes|\n|---|---|---|\n|Tokens/s/GPU|7,403|-|\n"
+    text += "|GPUs|8|-|\n|Tokens/s|{}|-|\n|Precision|BF16|-|\n|TFLOP/s/GPU|400|-|\n|MFU|{}|-|\n"
+    assert wrong(read_document(text.format("59,224", "40.4%"), ".md", "a.md")) == []
+    found = wrong(read_document(text.format("69,224", "20.2%"), ".md", "a.md"))
+    assert {field for field, _ in found} == {"tokens_per_second_per_gpu", "mfu"}
+
+
+def test_a_model_that_is_named_by_its_size_is_of_that_size():
+    # 6 x 1.3e9 x 120,000 = 936 TFLOP/s, of 312
+    head = "Model | GPU | Duration | Throughput"
+    found = wrong(table(head, "1.3B | A100 80GB | 14 days | 120K tok/s/gpu"))
+    assert found == [("tokens_per_second_per_gpu", "120K")]  # and not the days
+    assert wrong(table(head, "1.3B | A100 80GB | 14 days | 12K tok/s/gpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "model"),
+    [("DeepSeek V3 671B", "deepseek-v3"), ("DeepSeek-V3 (671B)", "deepseek-v3"),
+     ("DeepSeek V3 16B", None), ("GPT-OSS 20B", "gpt-oss-20b")],
+)  # fmt: skip
+def test_a_size_behind_a_models_name_must_be_its_own(written, model):
+    (row,) = table("Model | Tokens/s/GPU", f"{written} | 100").rows
+    assert row.words.get("model") == model
+
+
+@pytest.mark.parametrize(
+    ("above", "gpus"),
+    [("run with 8x NVIDIA H100 80GB GPUs", 8), ("on 64 GPUs", 64), ("(16 H100 GPUs)", 16),
+     ("on 2x8 H100 GPUs", None), ("with 4 x 8 GPUs", None)],
+)  # fmt: skip
+def test_the_gpus_of_the_text_are_those_of_all_nodes(above, gpus):
+    (row,) = table("Run | Tokens/s", "a | 100", above=f"{above}\n\n").rows
+    assert ("gpus" in row.values and row.values["gpus"].value) == (gpus or False)

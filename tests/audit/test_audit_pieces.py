@@ -1447,3 +1447,37 @@ def test_a_model_may_be_counted_by_the_size_in_its_name(mfu: str, verdict: str):
     row = {"model": "llama2-7b", "accelerator": "a100", "sequence_length": "4096"}
     row |= {"precision": "bf16", "tokens_per_second_per_gpu": "4047", "mfu": mfu}
     assert verdicts("mfu", **row) == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("rate", "tflops", "said"),
+    [  # full attention of Llama 3.1 8B at 8,192 tokens: 57.91 GFLOP, so 579.1 at 10,000 tokens/s
+        ("640,000", "579.1", "a factor of 64, the number of GPUs"),  # of all 64
+        ("10.00", "579.1", "a factor of 1,000: a unit"),
+        ("10,000", "642.4", "a second forward pass"),  # 6 N: 481.8 x 4/3
+    ],
+)
+def test_a_slip_is_named_by_whatever_convention_it_was_counted(rate: str, tflops: str, said: str):
+    row = {"model": "llama3.1-8b", "sequence_length": "8192", "gpus": "64"}
+    row |= {"tokens_per_second_per_gpu": rate, "model_tflops_per_second_per_gpu": tflops}
+    notes = [check.note for check in claim(**row) if check.verdict == "contradicts"]
+    assert len(notes) == 1
+    assert said in notes[0]
+
+
+def test_an_mfu_that_only_recomputation_gives_is_possible_and_named():
+    # arXiv 2104.04473: 96 L h^2 (1 + s / 6h + V / 16Lh) = 1.434e12 FLOPs per token of GPT-3 175B,
+    # a second forward pass in it: 143.4 TFLOP/s at 100 tokens/s, 45.96 % of an A100
+    row = {"model": "gpt3-175b", "accelerator": "a100", "precision": "bf16"}
+    row |= {"sequence_length": "2048", "tokens_per_second_per_gpu": "100"}
+    assert verdicts("mfu", **row, mfu="46.0%") == {"possible"}
+    assert "an HFU" in next(one.note for one in claim(**row, mfu="46.0%") if one.field == "mfu")
+    assert verdicts("mfu", **row, mfu="34.0%") == {"holds"}
+    tflops = "model_tflops_per_second_per_gpu"
+    assert "holds" in verdicts(tflops, **row, **{tflops: "143.4"})
+
+
+def test_counts_too_small_to_divide_by_name_no_slip():
+    least = 5e-324
+    assert row_checks._slip(row_of(), least, [1e300]) is None
+    assert row_checks._slip(row_of(), 1e300, [least]) is None

@@ -464,3 +464,25 @@ def test_the_smallest_changes_go_all_the_way():
     done = config(micro_batch_size=1, recompute="full")
     changed = {name for one in fit._single_changes(done, LLAMA) for name in one}
     assert not changed & {"micro_batch_size", "recompute_layers"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "advice"),
+    [
+        ({"pipeline_parallel_size": 4, "last_pipeline_stage_layers": 3}, "Use 2, 5, 8, 11, "),
+        (
+            {
+                "pipeline_parallel_size": 4, "last_pipeline_stage_layers": 3,
+                "virtual_pipeline_parallel_size": 16,
+            },
+            "Use virtual_pipeline_parallel_size=1 and 2, 5, ",
+        ),
+        (
+            {"pipeline_parallel_size": 40, "last_pipeline_stage_layers": 3, "world_size": 40},
+            "Use pipeline_parallel_size=1, 2, 4, 8, 16 or 32 and 0.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_last_stage_that_no_size_fits_is_told_what_to_change(sizes: dict[str, int], advice: str):
+    problems = legality.check(config(**sizes), LLAMA)
+    assert any(advice in one.message for one in problems if one.rule == "layers")

@@ -53,6 +53,7 @@ BASES: tuple[dict[str, Any], ...] = (
         "expert_tensor_parallel_size": 2,
     },
     {"model": "shared", "tensor_parallel_size": 2, "sequence_parallel": True},
+    {"model": "single", "expert_parallel_size": 2},
     {"recompute": "full", "recompute_method": "uniform"},
     {
         "pipeline_parallel_size": 2,

@@ -38,7 +38,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -352,13 +352,13 @@ def _without_unknown(row: Row) -> Row:
     if problem is None:
         return row
     problem = problem.partition(" Known")[0]
-    for key in ("model", "accelerator"):
-        words = {name: text for name, text in row.words.items() if name != key}
-        rest = Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+    rest = row
+    for keys in (WORDS[:1], WORDS[1:2], WORDS[:2]):  # the model, the accelerator, or both
+        words = {name: text for name, text in row.words.items() if name not in keys}
+        rest = replace(row, words={**words, "note": problem})
         if unknown_names(rest) is None:
-            return rest
-    words = {name: text for name, text in row.words.items() if name not in WORDS[:2]}
-    return Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+            break
+    return rest
 
 
 def _text(value: Any, place: str) -> str:

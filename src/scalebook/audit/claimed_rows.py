@@ -74,13 +74,7 @@ def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
 Verdict = Literal["holds", "possible", "contradicts", "impossible", "not checkable"]
 
 # the worst first: what a claim is when several checks speak about it
-ORDER: tuple[Verdict, ...] = (
-    "impossible",
-    "contradicts",
-    "holds",
-    "possible",
-    "not checkable",
-)
+ORDER: tuple[Verdict, ...] = ("impossible", "contradicts", "holds", "possible", "not checkable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import accelerator_of, catalog_words, not_in_catalog
+from scalebook.audit.fields import plain as _plain
+from scalebook.audit.knowledge import catalog_words, not_in_catalog
+from scalebook.audit.knowledge import peaks_of as _rates
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -28,11 +30,8 @@ SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS = 5_000
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
-LONGEST = 120  # characters of a label or a heading that is shown
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
-_MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
 _SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
@@ -83,6 +82,8 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheets = _html(text)
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
+        lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
+        sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
@@ -197,6 +198,19 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
         yield Sheet(title, head, rows, given)
 
 
+def _turned(sheet: Sheet) -> bool:
+    """Return whether each row of a table is a quantity of one run: ``Metric | Value``."""
+    head = [_plain(cell).lower() for cell in sheet.head[:2]]
+    known = vocabulary.headings()["turned"]
+    return len(head) == 2 and head[0] in known["names"] and head[1] in known["values"]
+
+
+def _one_row(sheet: Sheet) -> Iterator[Sheet]:
+    items = [(line, _plain(row[0]), _plain(row[1])) for line, row in sheet.rows if len(row) > 1]
+    for one in _listed(sheet.name, items):
+        yield replace(one, given=sheet.given | one.given)
+
+
 def _devices(text: str) -> list[str]:
     """Return the platforms of the catalog that a text names, in its order."""
     names = {platform.name for platform in catalog.platforms()}
@@ -259,15 +273,6 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         yield Sheet(sheet.name, ["", *own], rows, sheet.given)
     if not times:
         yield replace(sheet, head=head)
-
-
-def _rates(name: str) -> tuple[float, ...]:
-    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
-    device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
-    if device is None or "bf16" not in device.peak_tflops:
-        return ()
-    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
-    return (dense["bf16"], *dense.values(), *sparse.values())
 
 
 def _amount(text: str) -> float:
@@ -371,12 +376,6 @@ def _html(text: str) -> list[Sheet]:
     return [replace(sheet, given=_context(sheet.name)) for sheet in parser.sheets]
 
 
-def _plain(text: str) -> str:
-    """Return a cell without Markdown's marks, links and footnotes."""
-    shown = _MARKS.sub(" ", _LINK.sub(r"\1", re.sub(r"<br ?/?>", " ", text)))
-    return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
-
-
 @dataclass(frozen=True, slots=True)
 class _Column:
     index: int
@@ -411,7 +410,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if field_name is None:
             later.append((index, name, unit))
             continue
-        kind = None if own else vocabulary.headings()["kinds"].get(field_name)
+        kind = vocabulary.headings()["kinds"].get(field_name)
+        kind = None if own and kind != "size" else kind  # a field's own name says its unit
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -465,8 +465,7 @@ def _named(name: str, unit: str) -> str | None:
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
     for field_name, rule in vocabulary.headings()["settled"].items():
         fits = re.fullmatch(rule["heading"], name) and field_name not in found
-        missing = [one for one in rule["without"] if one in found]
-        if fits and not missing and any(one in found for one in rule["beside"]):
+        if fits and found.keys() & {*rule["beside"]} and not found.keys() & {*rule["without"]}:
             return field_name
     return None
 
@@ -474,8 +473,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
     columns = [_in_percent(sheet, one) for one in _columns(_totalled(sheet), unread)]
-    rows: list[Row] = []
-    labels: set[str] = set()
+    rows, labels = list[Row](), set[str]()
     for line, cells in sheet.rows:
         row = _row(sheet, columns, cells, line, unread)
         if row is not None:
@@ -542,6 +540,8 @@ def _row(
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
             words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+    if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
+        values.setdefault("parameters", read_printed(size))
     unread += not_in_catalog(at, words)
     given = _given(sheet, columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
@@ -580,9 +580,9 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    unit = (match["unit"] or "").strip() or column.unit
-    name = column.field
-    kind = column.kind
+    counted = column.kind == "size" and cell[match.end("number") - 1].isalpha()  # 7B of (B)
+    unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
+    name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
         for other, field_name in _RATES:
             if vocabulary.factor(other, unit):

@@ -65,17 +65,11 @@ def field(name: str) -> Field | None:
     if name.startswith(ALSO):
         again = field(name.removeprefix(ALSO))
         return None if again is None else replace(again, name=name)
-    plain = fields().get(name.removeprefix(BASE))
-    if plain is None or not name.startswith(BASE):
-        return plain
-    return Field(
-        name,
-        BASE + plain.quantity,
-        plain.scale,
-        plain.exact,
-        False,
-        f"{plain.meaning}, of the base",
-    )
+    own = fields().get(name.removeprefix(BASE))
+    if own is None or not name.startswith(BASE):
+        return own
+    meaning = f"{own.meaning}, of the base"
+    return replace(own, name=name, quantity=BASE + own.quantity, total=False, meaning=meaning)
 
 
 def unknown_field(name: str) -> str:
@@ -116,6 +110,22 @@ def is_other(kind: str | None, unit: str) -> bool:
         any(factor(one, unit) for one in known)
         or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
     )
+
+
+_MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+LONGEST = 120  # characters of a label or a heading that is shown
+
+
+def plain(text: str) -> str:
+    """Return a cell without Markdown's marks, links and footnotes."""
+    shown = _MARKS.sub(" ", _LINK.sub(r"\1", re.sub(r"<br ?/?>", " ", text)))
+    return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
+
+
+def bare_size(cell: str) -> str:
+    """Return the size by which a cell names a model, and nothing else: ``7B``."""
+    return cell if re.fullmatch(r"\d+(\.\d+)?[MBT]", cell) else ""
 
 
 def count_gpus(cell: str) -> str:

@@ -133,13 +133,9 @@ def parse_product(text: str) -> Product:
 def parse_identity(text: str, *, whole: bool = False, claimed: bool = False) -> Identity:
     """Return the identity that an equation writes."""
     subject, _, right = text.partition(" = ")
-    patterns: tuple[tuple[re.Pattern[str], Shape], ...] = (
-        (_COMPLEMENT, "complement"),
-        (_EXCESS, "excess"),
-    )
-    for pattern, shape in patterns:
-        match = pattern.fullmatch(right)
-        if match:
+    patterns: dict[Shape, re.Pattern[str]] = {"complement": _COMPLEMENT, "excess": _EXCESS}
+    for shape, pattern in patterns.items():
+        if match := pattern.fullmatch(right):
             return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, whole, claimed)
     return Identity(text, subject, parse_product(right), "product", whole, claimed)
 

@@ -33,9 +33,11 @@ from scalebook.measure.intervals import Interval, point
 CONVENTION_TOLERANCE = 0.01
 
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
+AGAIN = ", with a second forward pass"
 NAMED = "6 N of the size in its name"
 NARROW = "heads as wide as the hidden size over their number"
 MOST_ROUNDED = 0.15  # by which the size in a model's name may differ from a count
+_SIZED = re.compile(r"(?P<name>.*\w)[ -]\(?(?P<size>\d+(\.\d+)?)B\)?", re.IGNORECASE)
 _NAMED_SIZE = re.compile(r"(?<=-)(a?)(\d+(?:\.\d+)?)b(?![a-z0-9])")
 
 LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence length
@@ -71,6 +73,15 @@ def accelerator_of(row: Row) -> Accelerator | None:
     platforms = {item.name: item.accelerator for item in catalog.platforms()}
     target = platforms.get(name.lower()) or _spelled(name, platforms)
     return None if name.lower() == "cpu" else catalog.accelerator(target or name)
+
+
+def peaks_of(name: str) -> tuple[float, ...]:
+    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
+    device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
+    if device is None or "bf16" not in device.peak_tflops:
+        return ()
+    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
+    return (dense["bf16"], *dense.values(), *sparse.values())
 
 
 # What says nothing of which device it is; generations of a form are left out too (SXM5).
@@ -159,6 +170,11 @@ def _model_named(text: str) -> str | None:
     names = catalog.model_names()
     spelled = {re.sub(r"[^a-z0-9.]", "", name): shape for name, shape in names.items()}
     found = spelled.get(wanted)
+    if found is None and (sized := _SIZED.fullmatch(text.strip())):  # DeepSeek V3 671B
+        shorter = _model_named(sized["name"])
+        count = parameter_count(catalog.model(shorter)).total if shorter else 0
+        fits = count and abs(float(sized["size"]) * 1e9 / count - 1) < MOST_ROUNDED
+        return shorter if fits else None
     return None if found is None or found.startswith(TINY) else found
 
 
@@ -213,9 +229,8 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         for value, words in counts:
             interval = point(value).widened(CONVENTION_TOLERANCE)
             yield _fact(quantity, interval, value, f"{shape.name}{words}")
-    yield _known("num_layers", shape.num_layers, shape.name)
-    yield _known("hidden_size", shape.hidden_size, shape.name)
-    yield _known("num_attention_heads", shape.num_attention_heads, shape.name)
+    for name in ("num_layers", "hidden_size", "num_attention_heads"):
+        yield _known(name, getattr(shape, name), shape.name)
     if shape.mla is None:
         yield _known("num_query_groups", shape.num_query_groups, shape.name)
     if shape.moe is not None:
@@ -267,7 +282,8 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at
                 )
-                words = f"{name}{MTP if modules else ''}{frozen}"
+                again = AGAIN if name in RECOMPUTED else ""
+                words = f"{name}{again}{MTP if modules else ''}{frozen}"
                 yield _fact("flops_per_token", *_widened(*each), words)
                 if trained == "lora":  # frameworks that take two thirds of the attention too
                     each = (
@@ -335,8 +351,9 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if length:
         again = hardware_flops_per_token(shape, length, "full")
         found.append((again, "full recomputation counted as useful"))
-        third = flops_per_token(shape, length) * 4 / 3
-        found.append((third, "a second forward pass, of recomputation, counted as useful"))
+        for name in ("megatron_causal", "full_attention", "palm_6n", "six_n"):
+            third = flops_per_token(shape, length, name) * 4 / 3
+            found.append((third, "a second forward pass, of recomputation, counted as useful"))
         found += _wrong_shapes(shape, length)
     for value, words in found:
         interval = point(value).widened(CONVENTION_TOLERANCE)
@@ -459,14 +476,9 @@ def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     # vendors and drivers count GiB or GB, and a document need not say which
     most = device.memory_gb * 2**30 / 1e9
     yield _known("most_device_memory_gb", most, f"{device.name}, its memory in GiB")
-    optional = (
-        ("tdp_watts", device.tdp_watts),
-        ("memory_bandwidth_tb_per_second", device.memory_bandwidth_tb_per_second),
-        ("interconnect_gb_per_second", device.interconnect_gb_per_second),
-    )
-    for quantity, value in optional:
-        if value is not None:
-            yield _known(quantity, value, device.name)
+    for name in ("tdp_watts", "memory_bandwidth_tb_per_second", "interconnect_gb_per_second"):
+        if (value := getattr(device, name)) is not None:
+            yield _known(name, value, device.name)
     if row.words.get("link") == "inside node" and device.interconnect_gb_per_second is not None:
         yield _known("peak_bandwidth_gb_per_second", device.interconnect_gb_per_second, device.name)
     yield from _peak_facts(device, row)

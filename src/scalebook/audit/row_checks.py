@@ -20,9 +20,9 @@ from scalebook.audit.identities import (
     show,
     solve,
 )
-from scalebook.audit.knowledge import NAMED, NARROW, Known, field_of, spoken
-from scalebook.audit.printed import Printed
+from scalebook.audit.knowledge import AGAIN, NAMED, NARROW, Known, field_of, spoken
 
+AN_HFU = "holds if recomputation counts, which makes it an HFU"
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
 
 
@@ -167,22 +167,20 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
     claimed = row.values[item.name].claimed
     proper = [fact for fact in right if fact.legitimate]
     exact = [fact for fact in proper if not fact.bound]
-    fits = next((fact for fact in exact if claimed.meets(fact.interval)), None)
-    if fits is not None:
-        return _check(row, item, fits, rule=rule, verdict="holds", note=fits.variant)
-    fits = next((fact for fact in exact if claimed.meets(fact.cut)), None)
-    if fits is not None:
-        note = "; ".join(part for part in (fits.variant, CUT) if part)
-        return _check(row, item, fits, rule=rule, verdict="holds", note=note)
-    fits = next((fact for fact in proper if claimed.meets(fact.cut)), None)
-    if fits is not None:
-        return _check(row, item, fits, rule=rule, verdict="possible", note=fits.variant)
+    for facts, cut in ((exact, ""), (exact, CUT), (proper, "")):
+        wide = cut or facts is proper
+        within = (one for one in facts if claimed.meets(one.cut if wide else one.interval))
+        if (fits := next(within, None)) is not None:
+            again = item.quantity == "mfu" and AGAIN in fits.variant
+            verdict = "possible" if fits.bound or again else "holds"
+            note = "; ".join(filter(None, (fits.variant, AN_HFU if again else cut)))
+            return _check(row, item, fits, rule=rule, verdict=verdict, note=note)
     explained = next((fact for fact in right if claimed.meets(fact.interval)), None)
     if explained is not None and _excused(row, item, explained):
         note = f"holds if counted so: {explained.variant}"
         return _check(row, item, explained, rule=rule, verdict="possible", note=note)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
-    note = _explanation(best, proper, explained, item, row.values[item.name])
+    note = _explanation(row, best, proper, explained, item)
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
 
 
@@ -190,12 +188,16 @@ _SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 
 _SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
-def _slip(stated: float, right: float) -> str | None:
-    """Return which slip of a unit the factor between a claim and its right value is."""
-    times = max(stated / right, right / stated) if stated > 0 and right > 0 else 0
-    for factor, unit in _SLIPS.items():
-        if abs(times / factor - 1) < _SLIP:
-            return f"a factor of {factor:,}: a unit ({unit}) in the claim or in an input?"
+def _slip(row: Row, stated: float, right: Sequence[float]) -> str | None:
+    """Return which slip of a unit the factor between a claim and one of its right values is."""
+    gpus = row.values.get("gpus")
+    every = int(gpus.value) if gpus and gpus.interval.exact and gpus.value > 1 else 0
+    ratios = [max(stated / one, one / stated) for one in right if stated > 0 and one > 0]
+    for factor in (every, *_SLIPS):
+        if factor and any(abs(one / factor - 1) < _SLIP for one in ratios):
+            if factor == every:
+                return f"a factor of {every:,}, the number of GPUs: of all GPUs or of one?"
+            return f"a factor of {factor:,}: a unit ({_SLIPS[factor]}) in the claim or in an input?"
     return None
 
 
@@ -213,16 +215,13 @@ def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
 
 
 def _explanation(
-    best: Fact,
-    proper: Sequence[Fact],
-    explained: Fact | None,
-    item: vocabulary.Field,
-    stated: Printed,
+    row: Row, best: Fact, proper: Sequence[Fact], explained: Fact | None, item: vocabulary.Field
 ) -> str:
     """Return which alternative is shown, what the others say, and which wrong one fits."""
     parts = [best.variant] if best.variant else []
     if explained is not None and explained.variant:
         parts.append(f"the claim fits {explained.variant}")
+    stated = row.values[item.name]
     times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
         f"{show(_value_of(fact, item) * times)}{unit} ({fact.variant})"
@@ -231,7 +230,8 @@ def _explanation(
     ]
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
-    if explained is None and (slip := _slip(stated.value, best.value)):
+    right = [best.value, *(fact.value for fact in proper if not fact.bound)]
+    if explained is None and (slip := _slip(row, stated.value, right)):
         parts.append(slip)
     return "; ".join(parts)
 
@@ -305,6 +305,9 @@ def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:
     if any(row.words.get(key) != value for key, value in limit.needs):
         return
     if not limit.right.names() and any(field_of(row, name) is None for name in limit.left.names()):
+        return
+    of = {name: {one for fact in known.facts[name] for one in fact.inputs} for name in limit.names}
+    if any((of[name] - {name}) & of.keys() for name in of):  # rate x time / time is the rate
         return
     readings = [
         chosen

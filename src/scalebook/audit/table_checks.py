@@ -190,13 +190,12 @@ def _base_facts(base: Row | None) -> tuple[Fact, ...]:
     if base is None:
         return ()
     wanted = {name for identity in identities() for name in identity.names}
-    facts: list[Fact] = []
-    for quantity, alternatives in know(base).facts.items():
-        name = vocabulary.BASE + quantity
-        if name in wanted:
-            for fact in alternatives:
-                facts.append(replace(fact, quantity=name, origin="base", inputs=frozenset()))
-    return tuple(facts)
+    return tuple(
+        replace(fact, quantity=name, origin="base", inputs=frozenset())
+        for quantity, alternatives in know(base).facts.items()
+        if (name := vocabulary.BASE + quantity) in wanted
+        for fact in alternatives
+    )
 
 
 def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -228,14 +227,9 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
         mine = here.facts[quantity][0]
         verdict = "holds" if mine.interval.meets(expected.interval) else "contradicts"
         arithmetic = "; ".join(dict.fromkeys((*expected.steps, *mine.steps)))
-        yield check_of(
-            here.row,
-            field.name,
-            f"same {quantity} as {first.row.label!r}",
-            verdict,
-            arithmetic=arithmetic,
-            note=f"{show(mine.value)} against {show(expected.value)}",
-        )
+        rule = f"same {quantity} as {first.row.label!r}"
+        note = f"{show(mine.value)} against {show(expected.value)}"
+        yield check_of(here.row, field.name, rule, verdict, arithmetic=arithmetic, note=note)
 
 
 def _witness(known: Known, quantity: str) -> vocabulary.Field | None:

@@ -203,15 +203,12 @@ def convert(options: argparse.Namespace) -> int:
 MOST_APART = 5  # times between a claim and every convention that may be a way of counting
 
 
-def _factor(difference: float) -> float:
-    return max(1 + difference, 1 / (1 + difference))
-
-
 def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFit]) -> None:
     from scalebook.facts.flops import CONVENTIONS
 
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
-    times = min((_factor(fit.relative_difference) for fit in fits), default=1.0)
+    ratios = [1 + fit.relative_difference for fit in fits]
+    times = min((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
     if times > MOST_APART:
         print_table(["convention", "TFLOP/s/GPU"], rows)
         how = "more" if fits[0].relative_difference > 0 else "less"

@@ -243,10 +243,14 @@ def _uneven(case: Case) -> Iterator[Problem]:
     sizes = last_stage_sizes(layers, stages)
     legal = [size for size in sizes if min(size, (layers - size) // (stages - 1)) >= chunks]
     if last not in legal:
+        advice = choices(legal)
+        if not legal:  # too many chunks, or too many stages
+            fewer = f"pipeline_parallel_size={choices(divisors(layers))} and 0"
+            advice = f"virtual_pipeline_parallel_size=1 and {choices(sizes)}" if sizes else fewer
         yield Problem(
             "layers",
             f"last_pipeline_stage_layers={last} does not leave the {stages - 1} other stages an "
-            f"equal part of the {layers} layers of {case.shape.name}. Use {choices(legal)}.",
+            f"equal part of the {layers} layers of {case.shape.name}. Use {advice}.",
         )
 
 

@@ -97,6 +97,8 @@ def _experts(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     return (biased if evens_out else {}) | {
         "num_moe_experts": shape.moe.num_experts,
         "moe_router_topk": shape.moe.top_k,
+        # the softmax of the one chosen score is 1, whatever the router says
+        "moe_router_pre_softmax": shape.moe.top_k == 1 and not evens_out,
         "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe.shared_ffn_hidden_size or None,
         "moe_layer_freq": [0] * dense + [1] * (shape.num_layers - dense),
