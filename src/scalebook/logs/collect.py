@@ -196,9 +196,11 @@ class Collector:
     def _is_other_run(self, row: Mapping[str, float]) -> bool:
         """Return whether a step that was there before is of another run: no start is in between.
 
-        A run that was restarted prints something first, and comes to nearly the same loss.
+        A run that was restarted prints something first, and comes to nearly the same loss. One
+        that begins afresh with another loss is another run.
         """
-        if self._marked or self._pending:
+        afresh = len(self.job.table) > 1 and row.get("step") == self.job.first_step
+        if (self._marked or self._pending) and not (afresh and row["step"] <= 1):
             return False
         steps, losses = self.job.table.column("step"), self.job.table.column("loss")
         known = next(
@@ -233,11 +235,11 @@ class Collector:
         if any(changed):
             return True
         last = job.table.column("step")[-1]
-        if not number <= last:
-            return False
+        other_total = total is not None and job.total_steps is not None and total != job.total_steps
+        if not number <= last:  # a page that quotes one log behind another
+            return other_total and clock < self._clock - 1
         first = job.table.column("step")[job.attempts[0]]
         reached = job.total_steps is not None and last >= job.total_steps - 1
-        other_total = total is not None and job.total_steps is not None and total != job.total_steps
         return other_total or reached or job.finished or number < first or clock < self._clock - 1
 
     def _start_job(self) -> None:

@@ -13,6 +13,7 @@ from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
 
 RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
+_WHOLE = re.compile(r"\d $")  # a figure that a blank ends
 _SPACE = re.compile(r"\s+")
 COLUMN_OF = columns("iteration-line")
 
@@ -87,7 +88,7 @@ def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | N
         return None
     row: dict[str, float] = {"step": float(found[1])}
     fields = line[found.end() :].split("|")
-    if cut and fields:
+    if cut and fields and not _WHOLE.search(fields[-1]):
         fields.pop()
     before = line[: found.start()]
     if "|" in before:
