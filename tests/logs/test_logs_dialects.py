@@ -1212,3 +1212,62 @@ def test_a_block_of_metrics_may_be_commented_out_and_a_dict_stand_on_several_lin
     )
     text = "".join(f"| {n}/9 [00:1{n}<00:30, 1.00s/it]\n" + record.format(n=n) for n in (1, 2, 3))
     assert told(read(tmp_path, text), "n_records", "last_step", "loss_last") == (3, 3, 3.5)
+
+
+def test_ranks_that_print_their_own_loss_at_once_are_one_run(tmp_path):
+    text = "".join(
+        titan(n, 9 - n + rank / 1000, f"10:0{n}:00").replace("[rank0]:", "")
+        for n in range(1, 5)
+        for rank in range(3)
+    )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "step_seconds_median", "loss_first") == (4, 60.0, 8.0)
+    assert found["not_used"] == {"other_rank_records": 8}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a1 to 99 bytes",
+        "OSError: unable to map /dev/shm/torch_1_2",
+    ],
+)
+def test_a_full_dev_shm_is_named_whatever_the_words(tmp_path, line):
+    found = read(tmp_path, titan(1, 9.0, "10:00:00") + titan(2, 8.0, "10:01:00") + line + "\n")
+    assert found["status"] == "failed"
+    assert found["reason"].startswith("Shared memory ran out")
+
+
+@pytest.mark.parametrize(("rate", "remark"), [(0.1, False), (0.2, True)])
+def test_a_summary_that_counts_steps_of_an_earlier_start_is_remarked_on(tmp_path, rate, remark):
+    row = "{{'loss': {loss}, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+    text = "".join(
+        f"| {n}/8 [00:{10 * (n - 4)}<00:30, 10.00s/it]\n" + row.format(loss=9 - n, epoch=n / 8)
+        for n in (5, 6, 7, 8)
+    )
+    text += f"{{'train_runtime': 40.0, 'train_steps_per_second': {rate}, 'epoch': 1.0}}\n"
+    said = " ".join(read(tmp_path, text)["warnings"])
+    assert ("0.2 steps per second, 2 times what its steps give" in said) is remark
+
+
+def test_rates_of_hugging_face_are_as_fine_as_it_rounds_them(tmp_path):
+    end = {"train_runtime": 240.0, "train_samples_per_second": 32.0, "train_steps_per_second": 0.5}
+    history = [{"loss": 3.0, "step": 60}, {"loss": 2.5, "step": 120}, {**end, "step": 120}]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": history, "global_step": 120, "max_steps": 120}))
+    [found] = summaries(path, {})
+    assert found["global_batch_size"] == 64
+    end["train_samples_per_second"], end["train_steps_per_second"] = (
+        166.68,
+        5.21,
+    )  # 31 129 of 31 136
+    text = str({**end, "train_loss": 2.5, "epoch": 1.0}) + "\n"
+    assert read(tmp_path, text)["global_batch_size"] == 32
+
+
+def test_a_trace_whose_events_lack_times_says_so(tmp_path):
+    events = [{"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 0} for _ in range(4)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    [found] = summaries(path, {})
+    assert "4 of 4 device events have no valid time" in " ".join(found["warnings"])

@@ -15,6 +15,7 @@ from scalebook.settings import PARALLEL_SIZES, named
 
 MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
+_AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
@@ -134,8 +135,11 @@ class Collector:
         if back and self._same_as_last(row):
             self.job.counts.duplicate_records += 1
             return
-        other_run, self._marked = back and self._is_other_run(row), False
-        if other_run and number == self.job.last_step and len(self.job.table) > 1:
+        other_run, marked = back and self._is_other_run(row), self._marked
+        self._marked = False
+        again = back and number == self.job.last_step and not (marked or self._pending)
+        at_once = (other_run and len(self.job.table) > 1) or abs(clock - self._clock) <= _AT_ONCE
+        if again and at_once:
             self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
             return
         if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):

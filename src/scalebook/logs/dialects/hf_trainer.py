@@ -262,7 +262,7 @@ class HFTrainer(LineDialect):
             if name.startswith("train_") and name.endswith("_per_second"):
                 rate = name.removeprefix("train_")
                 self.out.job.rates[rate] = number(value)
-                self.out.digits(rate, value)
+                self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True

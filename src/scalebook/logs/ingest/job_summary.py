@@ -24,7 +24,7 @@ from scalebook.logs.ingest.steps import summary as telemetry_summary
 from scalebook.logs.ingest.write import accelerator_of, observed_settings
 from scalebook.logs.job import Job
 from scalebook.measure.metrics import PRINTED, RunMetrics, measure
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.settings import PARALLEL_SIZES
 from scalebook.store import Run
 
@@ -310,6 +310,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     status, reason = status_of(job) if kind == "training" else (None, None)
     tflops = recount(job, known)
     notes = packing(known)
+    trace = object_of(job.details.get("breakdown"))
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -337,6 +338,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *([trace["reason"]] if trace.get("reason") else []),
             *notes,
         ],
         "notes": notes,

@@ -173,11 +173,11 @@ def _from_whole_run(job: Job, known: LogConfig) -> None:
             top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
             if not (top > 0 and bottom > 0):
                 return None
-            error = sum(
-                min(rounding(rate), job.finest.get(name, math.inf) / rate)
-                for name, rate in ((above, top), (below, bottom))
-            )
-            return only_integer(top / bottom, error)
+            rates = ((above, top), (below, bottom))
+            fine = sum(job.finest.get(name, math.inf) / rate for name, rate in rates)
+            coarse = sum(rounding(rate) for _, rate in rates)
+            errors = sorted((fine, coarse))  # the last batch of an epoch may lack samples
+            return next(filter(None, (only_integer(top / bottom, e) for e in errors)), None)
 
         return compute
 
