@@ -1271,3 +1271,45 @@ def test_a_trace_whose_events_lack_times_says_so(tmp_path):
     path.write_text(json.dumps({"traceEvents": events}))
     [found] = summaries(path, {})
     assert "4 of 4 device events have no valid time" in " ".join(found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [("1.258B", 4096), ("1258291200", 4096), ("1.27B", None), ("1.255B", None)],
+)
+def test_a_total_of_tokens_in_few_digits_gives_a_length_only_where_one_fits(
+    tmp_path, tokens, length
+):
+    text = (  # 307,200 samples of 4,096 tokens are 1,258,291,200
+        " iteration 300/ 300 | consumed samples: 307200 | consumed tokens: {} | "
+        "elapsed time per iteration (ms): 1000.0 | global batch size: 1024 | lm loss: 1.5E+00 |\n"
+    )
+    assert read(tmp_path, text.format(tokens))["sequence_length"] == length
+
+
+def test_mlperf_times_steps_of_gpt3_by_its_tokens(tmp_path):
+    def event(time: int, key: str, value: object, **metadata: object) -> str:
+        head = {"namespace": "", "time_ms": time, "event_type": "POINT_IN_TIME", "key": key}
+        return f":::MLLOG {json.dumps(head | {'value': value, 'metadata': metadata})}\n"
+
+    text = event(0, "submission_benchmark", "gpt3") + event(0, "global_batch_size", 64)
+    text += event(0, "max_sequence_length", 2048)
+    for n, seconds in ((1, 12.0), (2, 10.0), (3, 10.5)):
+        stats = {"train_step_timing in s": seconds}
+        text += event(n * 10_000, "tracked_stats", stats, step=n * 64 * 2048)
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step") == (3, 1, 3)
+    assert found["step_seconds_median_excluding_first"] == 10.25
+    assert found["tokens_per_second_median"] == pytest.approx(64 * 2048 / 10.25)
+
+
+def test_what_fails_behind_the_last_step_is_a_remark(tmp_path):
+    line = " iteration {n}/ 2 | elapsed time per iteration (ms): 1000.0 | lm loss: {loss}.5E+00 |\n"
+    text = line.format(n=1, loss=4) + line.format(n=2, loss=3)
+    assert not any("after them" in said for said in read(tmp_path, text)["warnings"])
+    found = read(tmp_path, text + "OSError: [Errno 28] No space left on device: '/c'\n")
+    assert found["status"] == "completed"
+    assert (
+        "Every step was trained; what came after them failed. The file system is full."
+        in found["warnings"]
+    )

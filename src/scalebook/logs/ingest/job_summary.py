@@ -273,6 +273,14 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
+def _after(job: Job, status: str | None) -> list[str]:
+    """Return what failed behind the last step of a run that came to it."""
+    ending = job.ending
+    if status != "completed" or ending is None or ending.sentence is None:
+        return []
+    return [f"Every step was trained; what came after them failed. {ending.sentence}."]
+
+
 def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return the settings that nobody states and that the rate, or else MFU, needs."""
     averaged = numbers is not None and numbers.status in ("completed", "interrupted")
@@ -338,6 +346,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *_after(job, status),
             *([trace["reason"]] if trace.get("reason") else []),
             *notes,
         ],

@@ -232,7 +232,7 @@ def _sequence(job: Job, known: LogConfig) -> None:
         if exact is not None or len(job.table) > 1:
             return exact
         found = ratio(job, ["consumed_tokens"], ["consumed_samples"])
-        return int(found[0]) if found and found[0].is_integer() else None
+        return int(found[0]) if found and found[0].is_integer() else rounded(found, 1.0)
 
     name = "sequence_length"
     _derive(known, name, "tokens gained over samples gained", by_tokens_seen)
