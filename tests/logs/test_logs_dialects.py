@@ -89,7 +89,7 @@ SIZES: dict[str, dict[str, int]] = {
     "megatron_2021_windows.log": {W: 12, G: 24, M: 2, S: 512},
     "megatron_2020_effective.log": {W: 8, S: 1024},
     "megatron_deepspeed_2021.log": {W: 8, T: 1, P: 4, D: 2, G: 64, M: 4, S: 256},
-    "megatron_deepspeed_seconds.log": {G: 512, S: 1024},
+    "megatron_deepspeed_seconds.log": {G: 512, S: 1024, W: 64},
     "primus_ansi.log": {W: 16, G: 48, S: 4096},
     "primus_new_keys.log": {W: 16, G: 48, S: 4096},
     "bridge_wrapped.log": {G: 32},
@@ -148,7 +148,7 @@ def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
     ("name", "total", "each"),
     [
         ("megatron_2024.log", 96 * 2048 / 2.001, 96 * 2048 / 2.001 / 32),
-        ("megatron_deepspeed_seconds.log", 512 * 1024 / 41.5, None),
+        ("megatron_deepspeed_seconds.log", 512 * 1024 / 41.5, 512 * 1024 / 41.5 / 64),
         ("prime_rl.log", 4148.0, None),  # the first one, 0, is not a rate
         ("nemo_automodel.log", 12200.0, 3050.0),
         ("composer.log", 65536.0, 8192.0),
@@ -1074,11 +1074,17 @@ def test_starts_of_deepspeed_in_a_file_are_not_mixed(tmp_path):
     start = "[Rank 0] DeepSpeed info: version=0.16.4, git-hash=unknown\n"
     own = "".join(f"step {n} loss {loss}\n" for n, loss in ((1, 4.0), (2, 3.5)))
     one = f"{start}{own}{timer(1, '00:00', 3)}{timer(2, '00:40', 3)}"
-    other = own.replace("4.0", "2.0").replace("3.5", "1.5")
-    found = read(tmp_path, one + start + other + timer(1, "05:00", 0) + timer(2, "05:50", 0))
+    path = tmp_path / "a.log"
+    path.write_text(one + one.replace("10:00:00", "10:05:00").replace("10:00:40", "10:05:50"))
+    [resumed] = summaries(path, {})
     names = ("n_records", "loss_first", "step_seconds_median", "skipped_iterations")
-    assert told(found, *names) == (2, 2.0, 50.0, 0)  # the last attempt
-    assert found["not_used"] == {"repeated_steps": 2, "restarts": 1}
+    assert told(resumed, *names) == (2, 4.0, 50.0, 3)  # the last attempt
+    assert resumed["not_used"] == {"repeated_steps": 2, "restarts": 1}
+    other = own.replace("4.0", "2.0") + timer(1, "05:00", 0) + timer(2, "05:50", 0)
+    path.write_text(one + start + other)
+    first, last = summaries(path, {})
+    assert told(first, *names) == (2, 4.0, 40.0, 3)
+    assert told(last, *names) == (2, 2.0, 50.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -1169,3 +1175,176 @@ def test_a_text_with_a_banner_and_a_failure_is_a_run_without_steps(tmp_path, ban
     else:
         with pytest.raises(IngestError, match="not a known log"):
             summaries(path, {})
+
+
+def titan(step: int, loss: float, clock: str, rate: int = 1000) -> str:
+    return (
+        f"[rank0]:[titan] 2026-03-01 {clock},000 - root - INFO - step: {step}  loss: {loss}  "
+        f"memory: 10.00GiB(12.50%)  tps: {rate:,}  tflops: 50.00  mfu: 5.00%\n"
+    )
+
+
+@pytest.mark.parametrize(("loss", "jobs"), [(8.0, 1), (8.01, 1), (9.0, 2)])
+def test_a_run_that_begins_afresh_with_another_loss_is_another_run(tmp_path, loss, jobs):
+    path = tmp_path / "a.md"
+    first = titan(1, 8.0, "10:00:00") + titan(2, 7.0, "10:01:00") + titan(3, 6.0, "10:02:00")
+    path.write_text(f"{first}```\n\nAnother branch\n\n```\n{titan(1, loss, '11:00:00')}")
+    assert len(summaries(path, {})) == jobs
+
+
+@pytest.mark.parametrize(("total", "day", "jobs"), [(900, 1, 2), (900, 3, 1), (500, 1, 1)])
+def test_other_steps_in_all_at_an_earlier_time_are_of_another_run(tmp_path, total, day, jobs):
+    line = (
+        " [2026-03-0{day} 10:00:0{n}] iteration {step}/ {total} | "
+        "elapsed time per iteration (ms): 1000.0 | lm loss: 3.5E+00 |\n"
+    )
+    path = tmp_path / "a.md"
+    path.write_text(
+        "".join(line.format(day=2, n=n, step=n, total=500) for n in (1, 2))
+        + "Elsewhere:\n"
+        + line.format(day=day, n=3, step=40, total=total)
+    )
+    assert len(summaries(path, {})) == jobs
+
+
+@pytest.mark.parametrize(("end", "records"), [("1250.0 ", 2), ("1250.0", 1), ("1250", 1)])
+def test_a_figure_that_a_blank_ends_is_whole_where_the_text_is_cut(tmp_path, end, records):
+    line = " iteration {n}/ 9 | elapsed time per iteration (ms): "
+    text = line.format(n=1) + "1000.0 | lm loss: 3.5E+00 |\n" + line.format(n=2) + end
+    assert read(tmp_path, text)["n_records"] == records
+
+
+@pytest.mark.parametrize(("weights", "world"), [((8192, 8192), 4), ((6144, 6200), None)])
+def test_weights_that_change_are_not_the_tokens_of_a_step(tmp_path, weights, world):
+    line = (
+        "completed step: {n}, seconds: 2.000, TFLOP/s/device: 60.000, Tokens/s/device: 1024.000, "
+        "total_weights: {w}, loss: 9.500\n"
+    )
+    found = read(tmp_path, "".join(line.format(n=n, w=w) for n, w in enumerate(weights, 3)))
+    assert found["world_size"] == world
+
+
+def test_a_printed_rate_of_a_gpu_stands_where_the_gpus_are_not_known(tmp_path):
+    text = (
+        "Training starts at step 1, with local batch size 1, global batch size 8, "
+        "sequence length 4096, total steps 9\n"
+    )
+    rows = ((1, "10:00:00", 10), (2, "10:01:00", 500), (3, "10:02:00", 600))
+    found = read(tmp_path, text + "".join(titan(n, 9.0 - n, clock, r) for n, clock, r in rows))
+    assert found["world_size"] is None
+    assert found["tokens_per_second_per_gpu_median"] == 550  # without the first step
+    assert found["tokens_per_second_median"] == pytest.approx(8 * 4096 / 60)
+
+
+def test_a_block_of_metrics_may_be_commented_out_and_a_dict_stand_on_several_lines(tmp_path):
+    block = (
+        "#***** train metrics *****\n#  train_runtime = 0:01:00.00\n"
+        "#  train_samples_per_second = 64.0\n#  train_steps_per_second = 4.0\n"
+    )
+    assert told(read(tmp_path, block), "status", "global_batch_size") == ("completed", 16)
+    record = (
+        "{{'loss': {n}.5, \n 'grad_norm': 0.5, \n 'learning_rate': 1e-05, \n 'epoch': {n}.0}}\n"
+    )
+    text = "".join(f"| {n}/9 [00:1{n}<00:30, 1.00s/it]\n" + record.format(n=n) for n in (1, 2, 3))
+    assert told(read(tmp_path, text), "n_records", "last_step", "loss_last") == (3, 3, 3.5)
+
+
+def test_ranks_that_print_their_own_loss_at_once_are_one_run(tmp_path):
+    text = "".join(
+        titan(n, 9 - n + rank / 1000, f"10:0{n}:00").replace("[rank0]:", "")
+        for n in range(1, 5)
+        for rank in range(3)
+    )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "step_seconds_median", "loss_first") == (4, 60.0, 8.0)
+    assert found["not_used"] == {"other_rank_records": 8}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-a1 to 99 bytes",
+        "OSError: unable to map /dev/shm/torch_1_2",
+    ],
+)
+def test_a_full_dev_shm_is_named_whatever_the_words(tmp_path, line):
+    found = read(tmp_path, titan(1, 9.0, "10:00:00") + titan(2, 8.0, "10:01:00") + line + "\n")
+    assert found["status"] == "failed"
+    assert found["reason"].startswith("Shared memory ran out")
+
+
+@pytest.mark.parametrize(("rate", "remark"), [(0.1, False), (0.2, True)])
+def test_a_summary_that_counts_steps_of_an_earlier_start_is_remarked_on(tmp_path, rate, remark):
+    row = "{{'loss': {loss}, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+    text = "".join(
+        f"| {n}/8 [00:{10 * (n - 4)}<00:30, 10.00s/it]\n" + row.format(loss=9 - n, epoch=n / 8)
+        for n in (5, 6, 7, 8)
+    )
+    text += f"{{'train_runtime': 40.0, 'train_steps_per_second': {rate}, 'epoch': 1.0}}\n"
+    said = " ".join(read(tmp_path, text)["warnings"])
+    assert ("0.2 steps per second, 2 times what its steps give" in said) is remark
+
+
+def test_rates_of_hugging_face_are_as_fine_as_it_rounds_them(tmp_path):
+    end = {"train_runtime": 240.0, "train_samples_per_second": 32.0, "train_steps_per_second": 0.5}
+    history = [{"loss": 3.0, "step": 60}, {"loss": 2.5, "step": 120}, {**end, "step": 120}]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": history, "global_step": 120, "max_steps": 120}))
+    [found] = summaries(path, {})
+    assert found["global_batch_size"] == 64
+    end["train_samples_per_second"], end["train_steps_per_second"] = (
+        166.68,
+        5.21,
+    )  # 31 129 of 31 136
+    text = str({**end, "train_loss": 2.5, "epoch": 1.0}) + "\n"
+    assert read(tmp_path, text)["global_batch_size"] == 32
+
+
+def test_a_trace_whose_events_lack_times_says_so(tmp_path):
+    events = [{"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 0} for _ in range(4)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    [found] = summaries(path, {})
+    assert "4 of 4 device events have no valid time" in " ".join(found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [("1.258B", 4096), ("1258291200", 4096), ("1.27B", None), ("1.255B", None)],
+)
+def test_a_total_of_tokens_in_few_digits_gives_a_length_only_where_one_fits(
+    tmp_path, tokens, length
+):
+    text = (  # 307,200 samples of 4,096 tokens are 1,258,291,200
+        " iteration 300/ 300 | consumed samples: 307200 | consumed tokens: {} | "
+        "elapsed time per iteration (ms): 1000.0 | global batch size: 1024 | lm loss: 1.5E+00 |\n"
+    )
+    assert read(tmp_path, text.format(tokens))["sequence_length"] == length
+
+
+def test_mlperf_times_steps_of_gpt3_by_its_tokens(tmp_path):
+    def event(time: int, key: str, value: object, **metadata: object) -> str:
+        head = {"namespace": "", "time_ms": time, "event_type": "POINT_IN_TIME", "key": key}
+        return f":::MLLOG {json.dumps(head | {'value': value, 'metadata': metadata})}\n"
+
+    text = event(0, "submission_benchmark", "gpt3") + event(0, "global_batch_size", 64)
+    text += event(0, "max_sequence_length", 2048)
+    for n, seconds in ((1, 12.0), (2, 10.0), (3, 10.5)):
+        stats = {"train_step_timing in s": seconds}
+        text += event(n * 10_000, "tracked_stats", stats, step=n * 64 * 2048)
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step") == (3, 1, 3)
+    assert found["step_seconds_median_excluding_first"] == 10.25
+    assert found["tokens_per_second_median"] == pytest.approx(64 * 2048 / 10.25)
+
+
+def test_what_fails_behind_the_last_step_is_a_remark(tmp_path):
+    line = " iteration {n}/ 2 | elapsed time per iteration (ms): 1000.0 | lm loss: {loss}.5E+00 |\n"
+    text = line.format(n=1, loss=4) + line.format(n=2, loss=3)
+    assert not any("after them" in said for said in read(tmp_path, text)["warnings"])
+    found = read(tmp_path, text + "OSError: [Errno 28] No space left on device: '/c'\n")
+    assert found["status"] == "completed"
+    assert (
+        "Every step was trained; what came after them failed. The file system is full."
+        in found["warnings"]
+    )

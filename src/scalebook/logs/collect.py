@@ -15,6 +15,7 @@ from scalebook.settings import PARALLEL_SIZES, named
 
 MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
+_AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
@@ -134,8 +135,11 @@ class Collector:
         if back and self._same_as_last(row):
             self.job.counts.duplicate_records += 1
             return
-        other_run, self._marked = back and self._is_other_run(row), False
-        if other_run and number == self.job.last_step and len(self.job.table) > 1:
+        other_run, marked = back and self._is_other_run(row), self._marked
+        self._marked = False
+        again = back and number == self.job.last_step and not (marked or self._pending)
+        at_once = (other_run and len(self.job.table) > 1) or abs(clock - self._clock) <= _AT_ONCE
+        if again and at_once:
             self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
             return
         if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):
@@ -196,9 +200,11 @@ class Collector:
     def _is_other_run(self, row: Mapping[str, float]) -> bool:
         """Return whether a step that was there before is of another run: no start is in between.
 
-        A run that was restarted prints something first, and comes to nearly the same loss.
+        A run that was restarted prints something first, and comes to nearly the same loss. One
+        that begins afresh with another loss is another run.
         """
-        if self._marked or self._pending:
+        afresh = len(self.job.table) > 1 and row.get("step") == self.job.first_step
+        if (self._marked or self._pending) and not (afresh and row["step"] <= 1):
             return False
         steps, losses = self.job.table.column("step"), self.job.table.column("loss")
         known = next(
@@ -233,11 +239,11 @@ class Collector:
         if any(changed):
             return True
         last = job.table.column("step")[-1]
-        if not number <= last:
-            return False
+        other_total = total is not None and job.total_steps is not None and total != job.total_steps
+        if not number <= last:  # a page that quotes one log behind another
+            return other_total and clock < self._clock - 1
         first = job.table.column("step")[job.attempts[0]]
         reached = job.total_steps is not None and last >= job.total_steps - 1
-        other_total = total is not None and job.total_steps is not None and total != job.total_steps
         return other_total or reached or job.finished or number < first or clock < self._clock - 1
 
     def _start_job(self) -> None:

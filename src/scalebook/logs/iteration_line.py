@@ -13,6 +13,7 @@ from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
 
 RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
+_WHOLE = re.compile(r"\d $")  # a figure that a blank ends
 _SPACE = re.compile(r"\s+")
 COLUMN_OF = columns("iteration-line")
 
@@ -72,8 +73,9 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     if column is None or column[0] in row:
         return
     figure = _SPACE.sub("", value)
-    row[column[0]] = number(figure) * column[1]
-    digits(column[0], figure, column[1])
+    value = scaled(figure) if column[0] == "consumed_tokens" else number(figure)  # 1.25B
+    row[column[0]] = value * column[1]
+    digits(column[0], figure, column[1] * (value / number(figure) if value else 1.0))
 
 
 def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:
@@ -87,7 +89,7 @@ def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | N
         return None
     row: dict[str, float] = {"step": float(found[1])}
     fields = line[found.end() :].split("|")
-    if cut and fields:
+    if cut and fields and not _WHOLE.search(fields[-1]):
         fields.pop()
     before = line[: found.start()]
     if "|" in before:

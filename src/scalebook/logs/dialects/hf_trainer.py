@@ -157,7 +157,7 @@ _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
     r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
 )
-_BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
+_BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
 _COLUMNS = names("hf-trainer")
 
@@ -183,7 +183,7 @@ class HFTrainer(LineDialect):
         "optimization steps",
     )  # fmt: skip
     signature = re.compile(
-        rf"(?:\{{|^(?=['\"]loss))[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*"
+        rf"(?:\{{|^(?=['\"]loss))[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}]{{0,4000}}?"
         r"['\"](?:learning_rate|lr|epoch)['\"]: "
         r"|\bTotal optimization steps = \d[^\0]{0,4000000}?\| [1-9]\d*/\d+ \[[\d:]+<"
         r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
@@ -262,7 +262,7 @@ class HFTrainer(LineDialect):
             if name.startswith("train_") and name.endswith("_per_second"):
                 rate = name.removeprefix("train_")
                 self.out.job.rates[rate] = number(value)
-                self.out.digits(rate, value)
+                self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True

@@ -45,9 +45,12 @@ class MaxText(LineDialect):
         return True
 
     def finish(self) -> None:
-        """Take the record that the file ends in."""
+        """Take the record that the file ends in; weights that change are not the tokens."""
         if self._open:
             self._record(self._open)
+        for table in (job.table for job in self.out.jobs):
+            if len(set(table.values("tokens_in_step"))) > 1:
+                table.set_column("tokens_in_step", [MISSING] * len(table))
 
     def _record(self, line: str) -> None:
         found = _RECORD.search(line)

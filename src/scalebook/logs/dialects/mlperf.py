@@ -99,6 +99,9 @@ class MLPerf(LineDialect):
         stats |= {"learning_rate": told.get("lr")}
         row = {name: float(one) for name, one in stats.items() if isinstance(one, int | float)}
         samples, time = told.get("samples_count"), event.get("time_ms")
+        length = self.out.job.settings.get("sequence_length")
+        if "step" in told and self._of_gpt3() and isinstance(length, int):  # counts tokens
+            samples = told["step"] / length if isinstance(told["step"], int) else None
         if row and isinstance(samples, int | float) and 0 <= samples < 1e15:
             row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
             self._rows.setdefault(int(samples), row).update(row)
@@ -111,6 +114,9 @@ class MLPerf(LineDialect):
             self.out.end(
                 Ending("failed", f"run_stop with status {str(told)[:40]}: no valid result")
             )
+
+    def _of_gpt3(self) -> bool:
+        return self.out.job.details.get("submission_benchmark") == "gpt3"
 
     def finish(self) -> None:
         """Keep the throughput of the last block, which covers the whole run if it completed."""
@@ -125,8 +131,7 @@ class MLPerf(LineDialect):
         for job in self.out.jobs:
             seconds_from(job, "clock", 1e-3, "time stamps")
         if self._throughput:  # NeMo's of GPT-3 counts tokens
-            of_gpt3 = self.out.job.details.get("submission_benchmark") == "gpt3"
-            name = "tokens_per_second" if of_gpt3 else "samples_per_second"
+            name = "tokens_per_second" if self._of_gpt3() else "samples_per_second"
             self.out.job.rates[name] = self._throughput[-1]
         start, stop = (self.out.job.details.get(f"run_{end}_ms") for end in ("start", "stop"))
         if isinstance(start, int) and isinstance(stop, int) and stop > start:

@@ -294,6 +294,7 @@ class TrainerState(JSONDialect):
         for name in ("tokens_per_second", "samples_per_second", "steps_per_second"):
             if _value(whole.get(f"train_{name}")) > 0:
                 job.rates[name] = _value(whole[f"train_{name}"])
+                self.out.digits(name, "0.001")  # as the trainer rounds
         tokens_from_totals(job)
         if whole:
             self.out.end(Ending("completed", "the trainer kept its metrics of the whole run"))

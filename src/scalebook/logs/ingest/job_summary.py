@@ -24,7 +24,7 @@ from scalebook.logs.ingest.steps import summary as telemetry_summary
 from scalebook.logs.ingest.write import accelerator_of, observed_settings
 from scalebook.logs.job import Job
 from scalebook.measure.metrics import PRINTED, RunMetrics, measure
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.settings import PARALLEL_SIZES
 from scalebook.store import Run
 
@@ -273,6 +273,14 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
+def _after(job: Job, status: str | None) -> list[str]:
+    """Return what failed behind the last step of a run that came to it."""
+    ending = job.ending
+    if status != "completed" or ending is None or ending.sentence is None:
+        return []
+    return [f"Every step was trained; what came after them failed. {ending.sentence}."]
+
+
 def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return the settings that nobody states and that the rate, or else MFU, needs."""
     averaged = numbers is not None and numbers.status in ("completed", "interrupted")
@@ -310,6 +318,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     status, reason = status_of(job) if kind == "training" else (None, None)
     tflops = recount(job, known)
     notes = packing(known)
+    trace = object_of(job.details.get("breakdown"))
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -337,6 +346,8 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *_after(job, status),
+            *([trace["reason"]] if trace.get("reason") else []),
             *notes,
         ],
         "notes": notes,

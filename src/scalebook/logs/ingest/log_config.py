@@ -120,13 +120,16 @@ def _derive(
 
 
 def _world(job: Job, known: LogConfig) -> None:
-    def by(above: list[str], below: list[str]) -> Callable[[], int | None]:
+    length = known.size("sequence_length")
+
+    def by(above: list[str], below: list[str], scale: int | None = 1) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, above, below)
-            if found is None:
+            if found is None or not scale:
                 return None
-            return only_integer(found[0], max(found[1], _FINEST)) or (
-                only_integer(found[0], _NOISE) if found[0] < 1 / (2 * _NOISE) else None
+            value = found[0] * scale
+            return only_integer(value, max(found[1], _FINEST)) or (
+                only_integer(value, _NOISE) if value < 1 / (2 * _NOISE) else None
             )
 
         return compute
@@ -151,6 +154,10 @@ def _world(job: Job, known: LogConfig) -> None:
             "tokens of a step over per-GPU tokens per second x step time",
             by(["tokens_in_step"], [each, "seconds"]),
         ),
+        (
+            "samples per second x sequence length over per-GPU tokens per second",
+            by(["samples_per_second"], [each], length),
+        ),
         ("product of the parallel sizes", by_split),
         ("nodes x GPUs per node", by_nodes),
     )
@@ -166,11 +173,11 @@ def _from_whole_run(job: Job, known: LogConfig) -> None:
             top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
             if not (top > 0 and bottom > 0):
                 return None
-            error = sum(
-                min(rounding(rate), job.finest.get(name, math.inf) / rate)
-                for name, rate in ((above, top), (below, bottom))
-            )
-            return only_integer(top / bottom, error)
+            rates = ((above, top), (below, bottom))
+            fine = sum(job.finest.get(name, math.inf) / rate for name, rate in rates)
+            coarse = sum(rounding(rate) for _, rate in rates)
+            errors = sorted((fine, coarse))  # the last batch of an epoch may lack samples
+            return next(filter(None, (only_integer(top / bottom, e) for e in errors)), None)
 
         return compute
 
@@ -225,7 +232,7 @@ def _sequence(job: Job, known: LogConfig) -> None:
         if exact is not None or len(job.table) > 1:
             return exact
         found = ratio(job, ["consumed_tokens"], ["consumed_samples"])
-        return int(found[0]) if found and found[0].is_integer() else None
+        return int(found[0]) if found and found[0].is_integer() else rounded(found, 1.0)
 
     name = "sequence_length"
     _derive(known, name, "tokens gained over samples gained", by_tokens_seen)
@@ -263,6 +270,7 @@ def complete(job: Job, known: LogConfig) -> None:
     _world(job, known)
     _batch(job, known)
     _sequence(job, known)
+    _world(job, known)  # by the length of a sample
     _from_whole_run(job, known)
     world, split = known.size("world_size"), [known.size(name) for name in SPLIT]
     told = [size for size in split if size is not None]

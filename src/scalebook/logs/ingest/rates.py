@@ -96,6 +96,12 @@ def _summary_rates(job: Job, numbers: RunMetrics | None) -> list[str]:
                 f"The file's own summary says {printed:,.0f} {name}, {factor:.3g} times what its "
                 f"steps give ({ours:,.0f}): the steps count."
             )
+    printed, seconds = job.rates.get("steps_per_second", 0.0), job.table.median("seconds") or 0.0
+    if len(job.table) > 1 and printed * seconds > 1 + AGREEMENT:  # start-up makes it slower only
+        found.append(
+            f"The file's own summary says {printed:.3g} steps per second, {printed * seconds:.3g} "
+            "times what its steps give: it counts steps of an earlier start."
+        )
     return found
 
 
@@ -232,8 +238,8 @@ def medians(job: Job, known: LogConfig) -> dict[str, float | None]:
     if total is None and each is None:
         total = job.rates.get("tokens_per_second")
         each = job.rates.get("tokens_per_second_per_gpu")
-    if total is not None and world and each is None:
-        each = total / world
+    if total is not None and each is None:
+        each = total / world if world else _printed(job, "tokens_per_second_per_gpu")
     if each is not None and world and total is None:
         total = each * world
     return {
@@ -266,7 +272,7 @@ def _by_steps(job: Job, known: LogConfig, seconds: float | None) -> float | None
 def _printed(job: Job, name: str) -> float | None:
     """Return the median of a printed rate; zero means that the trainer has none yet."""
     first = job.first_step
-    start = 1 if first is not None and first <= job.first_number and len(job.table) > 1 else 0
+    start = 1 if first is not None and first <= 1 and len(job.table) > 1 else 0
     values = [value for value in job.table.values(name, start) if value > 0]
     return statistics.median(values) if values else None
 
