@@ -326,6 +326,8 @@ def drill(options: argparse.Namespace) -> int:
     console.say(f"drill: rank {order.rank} is killed after step {order.step}")
     result = drills.drill(config, order, runs, options=how, undisturbed=undisturbed)
     _print_drill(result, options.json)
+    if result.record.status == "interrupted":
+        raise KeyboardInterrupt
     return 0 if result.drill.passed else 1
 
 
