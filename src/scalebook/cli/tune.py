@@ -348,12 +348,25 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
         print_json(value | {"left_out": ranking.left_out})
         return 0
     _print_ranking(base, ranking)
+    if not ranking.candidates:
+        print("No layout is legal and fits. Change the GPUs, the batch or what --set fixes.")
+        for problem in _illegal(base):
+            print(f"  with the defaults: {problem}")
+        return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
     for one in steps[:_SHOWN]:
         print(f"  try: {_words(one.config)}, {one.config.steps} steps, {duration(one.seconds)}")
     if options.budget_seconds is not None:
         print(_plan_line(state))
     return 0
+
+
+def _illegal(base: RunConfig) -> list[str]:
+    """Return what makes the plainest layout illegal: often what makes all of them so."""
+    from scalebook.facts import catalog, legality
+
+    problems = legality.check(base, catalog.model(base.model))
+    return [one.message for one in problems if one.severity == "error"]
 
 
 def _words(config: RunConfig) -> str:
