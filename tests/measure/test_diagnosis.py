@@ -1019,6 +1019,11 @@ def test_what_a_log_says_of_sequence_parallelism_counts_for_elementwise_kernels(
     whole, eighth = (sum(values) for values in replicated)
     less = 2 * (whole - eighth) * shape.num_layers * 8 * rate / 4.8e12  # bytes/s of an H200
     assert seconds(False) - seconds(True) == pytest.approx(less)
+    silent = healthy.record.model_copy(update={"requested": {}, "observed": {}})
+    log = replace(healthy, record=silent, split=None)
+    value, _, reason = _elementwise(replace(log, parallelism=Parallelism(8, 8)))
+    assert value is None and reason and "does not say" in reason
+    assert _elementwise(replace(log, parallelism=Parallelism(8)))[0] is not None
 
 
 def test_gloo_between_gpus_is_named_from_two_gpus_on(healthy):
