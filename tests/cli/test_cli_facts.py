@@ -181,6 +181,7 @@ BAD = {
     "catalog": ((*FLOPS, "--catalog", "none.toml"), "none.toml cannot be read"),
     "catalog without a file": ((*FLOPS, "--catalog"), "expected one argument"),
     "recover": (("recover", "--runs", "none"), "No folder of runs at none."),
+    "status": (("status", "--runs", "none"), "No folder of runs at none."),
     "recommend": ((*ASKED, "--runs", "none"), "No folder of runs at none."),
     "tune": (("tune", *ASKED[1:], "--runs", "none", "--dry-run"), "No folder of runs at none."),
     "port": (

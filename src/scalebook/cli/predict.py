@@ -15,7 +15,7 @@ from scalebook.cli.terminal import (
     add_runs,
     add_set,
     at_least,
-    evidence_folder,
+    existing_runs,
     number,
     plain,
     positive,
@@ -78,7 +78,7 @@ def predict(options: argparse.Namespace) -> int:
 
     if (options.model is None) == (options.plan is None):
         raise ConfigError("Name either --model or --plan.")
-    runs = evidence_folder(options.runs)
+    runs = existing_runs(options.runs)
     made = room.load(options.platform, runs, network_gbps=options.network_gbps)
     sizes: tuple[int, ...] = options.sizes or ()
     if options.plan is not None:

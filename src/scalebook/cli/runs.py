@@ -20,7 +20,7 @@ from scalebook.cli.terminal import (
     add_set,
     add_start,
     add_switch,
-    evidence_folder,
+    existing_runs,
     number,
     print_json,
     print_table,
@@ -288,7 +288,7 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    recover_all(evidence_folder(options.runs), Console())
+    recover_all(existing_runs(options.runs), Console())
     return 0
 
 

@@ -24,7 +24,7 @@ from scalebook.cli.terminal import (
     add_start,
     add_switch,
     at_least,
-    evidence_folder,
+    existing_runs,
     number,
     plain,
     positive,
@@ -99,7 +99,7 @@ def recommend(options: argparse.Namespace) -> int:
     from scalebook.predict.recommended import recommend as found_for
 
     options.precisions = [options.precision] if options.precision else []
-    base, runs = _sought(options), evidence_folder(options.runs)
+    base, runs = _sought(options), existing_runs(options.runs)
     made = room.load(base.platform, runs, network_gbps=options.network_gbps)
     found = found_for(base, made, runs, options.most)
     if options.json == "csv":
@@ -138,7 +138,7 @@ def tune(options: argparse.Namespace) -> int:
         )
     base = _sought(options)
     if options.dry_run:
-        runs = evidence_folder(options.runs)
+        runs = existing_runs(options.runs)
         return _dry_run(options, base, _tuning(options, base, runs))
     runs = runs_folder(options.runs)
     platform = catalog.platform(base.platform)
