@@ -165,3 +165,11 @@ def test_run_trains_and_returns_its_record(tmp_path: Path):
     found = sb.run("tiny-llama", "cpu", runs=tmp_path, world_size=1, **small)
     assert found.record.status == "completed"
     assert len(found.steps) == 2
+
+
+def test_a_shell_completes_the_verbs():
+    command = [sys.executable, "-c", "import scalebook; print(*dir(scalebook))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"check", "flops", "load", "predict", "read_log", "__version__"} <= {
+        *done.stdout.split()
+    }

@@ -17,3 +17,8 @@ def __getattr__(name: str) -> object:
         if name in api.VERBS:
             return getattr(api, name)
     raise AttributeError(f"module 'scalebook' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of the package with the verbs, which a shell completes."""
+    return sorted({*globals(), *import_module("scalebook.api").VERBS})

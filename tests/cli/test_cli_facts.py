@@ -12,7 +12,7 @@ from importlib import import_module
 
 import pytest
 
-from scalebook.cli import COMMANDS, GROUPS, build_commands, main
+from scalebook.cli import COMMANDS, GROUPS, build_commands, facts, main
 from scalebook.cli.terminal import Subparsers, print_data
 from scalebook.facts.flops import CONVENTIONS, flops_per_token
 
@@ -196,6 +196,7 @@ BAD = {
     "catalog": ((*FLOPS, "--catalog", "none.toml"), "none.toml cannot be read"),
     "catalog without a file": ((*FLOPS, "--catalog"), "expected one argument"),
     "recover": (("recover", "--runs", "none"), "No folder of runs at none."),
+    "status": (("status", "--runs", "none"), "No folder of runs at none."),
     "recommend": ((*ASKED, "--runs", "none"), "No folder of runs at none."),
     "tune": (("tune", *ASKED[1:], "--runs", "none", "--dry-run"), "No folder of runs at none."),
     "port": (
@@ -218,6 +219,14 @@ def test_bad_input_is_one_line_and_exit_code_2(run, name):
     assert message in err
     assert len(err.splitlines()) == 1
     assert err.startswith("scalebook")
+
+
+def test_a_command_that_is_interrupted_says_so_in_one_line(run, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(facts, "models", interrupted)
+    assert run("models") == (130, "", "scalebook: Interrupted.\n")
 
 
 def test_a_catalog_file_may_be_named_before_or_after_the_command(run, answer, tmp_path):

@@ -282,6 +282,7 @@ def test_a_module_that_a_layer_does_not_have_saves_nothing_of_it() -> None:
     split = Parallelism(1)
     for module, moe in (("mlp", True), ("moe", False), ("moe_act", False)):
         assert activations.module_bytes(shape, split, work, module, moe=moe) == (0.0, 0.0)
+    assert activations.module_bytes(shape, split, work, "core_attn", moe=True)[1] == 0.0
 
 
 def test_the_kernels_of_an_estimate_are_fused_but_for_what_is_off_or_not_on_a_cpu() -> None:

@@ -19,7 +19,7 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.config import RunConfig
-from scalebook.facts import catalog
+from scalebook.facts import catalog, traffic
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.flops import flops_per_token
 from scalebook.measure.anatomy import Breakdown
@@ -1002,6 +1002,35 @@ def test_what_leaves_a_node_and_what_every_rank_repeats_is_named_from_two_ranks_
     assert rules_of(Parallelism(16, 2)) == [False, True]
     assert rules_of(Parallelism(16, 2, sequence_parallel=True)) == [False, False]
     assert rules_of(Parallelism(16)) == [False, False]
+    silent = healthy.record.model_copy(update={"requested": {}, "observed": {}})
+    log = replace(healthy, record=silent, parallelism=Parallelism(16, 2))
+    assert finding(network.sequence_rule, log) is None
+
+
+def test_what_a_log_says_of_sequence_parallelism_counts_for_elementwise_kernels(healthy):
+    """Norms and residuals of an eighth of the sequence: fewer bytes than of the whole."""
+
+    def seconds(on: bool) -> float:
+        record = healthy.record.model_copy(
+            update={"requested": {}, "observed": {"sequence_parallel": on}}
+        )
+        split = Parallelism(8, 8, sequence_parallel=on)
+        found = _elementwise(replace(healthy, record=record, parallelism=split, split=None))[0]
+        assert found is not None
+        return found
+
+    shape, rate = healthy.shape, healthy.metrics.tokens_per_second_per_gpu
+    replicated = (
+        traffic.layer_values(shape, tensor=8, replicated=r, moe=False) for r in (1, 1 / 8)
+    )
+    whole, eighth = (sum(values) for values in replicated)
+    less = 2 * (whole - eighth) * shape.num_layers * 8 * rate / 4.8e12  # bytes/s of an H200
+    assert seconds(False) - seconds(True) == pytest.approx(less)
+    silent = healthy.record.model_copy(update={"requested": {}, "observed": {}})
+    log = replace(healthy, record=silent, split=None)
+    value, _, reason = _elementwise(replace(log, parallelism=Parallelism(8, 8)))
+    assert value is None and reason and "does not say" in reason
+    assert _elementwise(replace(log, parallelism=Parallelism(8)))[0] is not None
 
 
 def test_gloo_between_gpus_is_named_from_two_gpus_on(healthy):

@@ -823,10 +823,10 @@ def test_several_sizes_give_weak_and_strong_scaling(ask) -> None:
     assert set(found["weak"][1]) == {*FIELDS, "world_size", "global_batch_size"}
 
 
-def test_strong_scaling_without_a_batch_keeps_that_of_the_largest_size(ask) -> None:
-    _, found = ask("--model", "llama3.1-8b", "--gpus", "2,1,4")
-    assert [row["global_batch_size"] for row in found["weak"]] == [2, 1, 4]
-    assert [row["global_batch_size"] for row in found["strong"]] == [4, 4, 4]
+def test_strong_scaling_without_a_batch_keeps_one_that_every_size_can_share(ask) -> None:
+    _, found = ask("--model", "llama3.1-8b", "--gpus", "2,1,8,3")
+    assert [row["global_batch_size"] for row in found["weak"]] == [2, 1, 8, 3]
+    assert [row["global_batch_size"] for row in found["strong"]] == [24, 24, 24, 24]
     assert all(row["tokens_per_second_per_gpu"] for row in found["strong"])
 
 

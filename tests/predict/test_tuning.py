@@ -369,6 +369,32 @@ def test_fields_that_are_fixed_are_not_varied(made) -> None:
     assert len({one.config.tensor_parallel_size for one in found}) == 2
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"micro_batch_size": 3},
+        {"recompute": "selective"},
+        {"recompute": "full", "recompute_layers": 5},
+        {"data_parallel_sharding": "none"},
+        {"sequence_parallel": False, "tensor_parallel_size": 2},
+        {"last_pipeline_stage_layers": 3, "pipeline_parallel_size": 2},
+        {"virtual_pipeline_parallel_size": 8, "pipeline_parallel_size": 2},
+    ],
+)
+def test_a_fixed_value_is_kept_that_no_search_would_try(made, kept: dict[str, Any]) -> None:
+    base = BASE.model_copy(update={"model": "llama3.2-1b", "global_batch_size": 48} | kept)
+    found = search.layouts(base, made, fixed=tuple(kept)).candidates
+    assert found
+    assert all(getattr(one.config, name) == kept[name] for one in found for name in kept)
+
+
+def test_offload_is_varied_within_the_recomputation_that_is_fixed(made) -> None:
+    base = BASE.model_copy(update={"model": "llama3.1-8b", "recompute": "pointwise"})
+    found = search.layouts(base, made, fixed=("recompute",)).candidates
+    assert {one.config.recompute for one in found} == {"pointwise"}
+    assert len({one.config.offload_layers for one in found}) > 1
+
+
 def test_offload_and_a_second_precision_are_tried_where_they_are_allowed(made) -> None:
     base = BASE.model_copy(update={"model": "llama3.1-8b", "global_batch_size": 8})
     found = search.layouts(base, made, ("bf16", "fp8")).candidates
@@ -402,6 +428,14 @@ def test_a_dry_run_ranks_layouts_and_says_which_would_run(capsys) -> None:
     said = capsys.readouterr().out
     assert said.count("\n  try: ") == 4
     assert "room to try 4 layouts" in said
+
+
+def test_a_dry_run_without_a_layout_says_why_and_what_to_change(capsys) -> None:
+    assert main([*ASKED, "--dry-run", "--set", "micro_batch_size=3"]) == 0
+    head, *_, change, why = capsys.readouterr().out.splitlines()
+    assert head.endswith("0 layouts fit, 0 may fit, batch 32")
+    assert change == "No layout is legal and fits. Change the GPUs, the batch or what --set fixes."
+    assert why.startswith("  with the defaults: global_batch_size=32 is not a multiple of")
 
 
 def test_a_ranking_says_which_layouts_may_not_fit(capsys) -> None:

@@ -138,6 +138,21 @@ def test_the_command_says_what_a_probe_that_broke_said(
     assert find(tmp_path, HERE) is None
 
 
+def test_a_probe_that_is_interrupted_is_kept_and_shows_no_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(partial: Path, *_: Any) -> tuple[int, str]:
+        (partial / probing.LOG).write_text("SignalException\n")
+        return 1, "interrupted"
+
+    monkeypatch.setattr(probing, "_run", interrupted)
+    assert cli.main(["probe", "--platform", "cpu", "--runs", str(tmp_path)]) == 130
+    out, err = capsys.readouterr()
+    assert out == "The probe was interrupted by hand.\n"
+    assert err.endswith("scalebook: Interrupted.\n")
+    assert len(list((tmp_path / "probes").glob("*/probe.json"))) == 1
+
+
 # ---- what is asked
 
 

@@ -302,6 +302,20 @@ def test_a_run_that_ends_before_the_kill_is_published_and_said(
     assert not store.partial_directories(tmp_path)
 
 
+@pytest.mark.parametrize("flags", [["--no-reference"], []])
+def test_a_drill_that_is_interrupted_keeps_its_record_and_ends_with_130(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    def train(config: RunConfig, options: Any) -> RunRecord:
+        by_hand = finish_run.Ended(1, ("interrupted", "The run was interrupted by hand"))
+        return finish_run.conclude(Path(options.run_directory), by_hand)
+
+    monkeypatch.setattr(drill.runner, "train", train)
+    assert cli.main(["drill", "--platform", "cpu", "--runs", str(tmp_path), *flags]) == 130
+    assert capsys.readouterr().err.endswith("scalebook: Interrupted.\n")
+    assert len(list(store.run_directories(tmp_path))) == 1
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_the_command_prints_json_and_its_exit_code_is_the_verdict(
     passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -341,6 +341,18 @@ def test_a_site_is_shown_to_this_machine_and_nothing_beside_it(site: Path):
             thread.join()
 
 
+def test_a_browser_that_leaves_is_no_error_and_a_defect_is_one(site: Path, capsys):
+    with serve.site_server(site, 0) as server:
+        for error in (ConnectionResetError("gone"), BrokenPipeError("gone"), ValueError("odd")):
+            try:
+                raise error
+            except (OSError, ValueError):
+                server.handle_error(None, ("127.0.0.1", 9))
+    said = capsys.readouterr().err
+    assert "gone" not in said
+    assert said.count("ValueError: odd") == 1
+
+
 def test_the_server_is_bound_to_loopback_only(tmp_path: Path):
     with serve.make_server(live.Monitor(tmp_path)) as server:
         assert server.server_address[0] == "127.0.0.1"

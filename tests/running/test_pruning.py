@@ -191,6 +191,29 @@ def test_a_run_on_another_device_says_nothing_about_this_one():
     assert known.against(LARGER) is None
 
 
+def test_a_run_that_was_started_is_not_taken_for_an_inferred_one():
+    known = todo.Broken()
+    known.add(record("gpu_memory"))
+    own = record("gpu_memory", micro_batch_size=4)
+    known.add(own.model_copy(update={"status": "failed"}))
+    found = known.against(LARGER)
+    assert found is not None and not found.recorded
+    known.add(own.model_copy(update={"source": "inferred"}))
+    found = known.against(LARGER)
+    assert found is not None and found.recorded
+
+
+def test_only_the_records_of_a_job_count_where_one_is_named(tmp_path: Path):
+    partial = store.create_partial(tmp_path, small(), datetime.now(UTC))
+    found = record("gpu_memory")
+    of_job = {"environment": found.environment | {"slurm": {"job_id": "7"}}}
+    store.write_record(partial, found.model_copy(update=of_job))
+    store.publish(partial)
+    for job_id, known in (("7", True), ("8", False), ("", True)):
+        inference = todo.broken(tmp_path, None, job_id=job_id).against(LARGER)
+        assert (inference is not None) is known
+
+
 def test_the_records_that_are_there_are_read(tmp_path: Path):
     config = small(platform="h100", precision="bf16")
     partial = store.create_partial(tmp_path, config, datetime.now(UTC))

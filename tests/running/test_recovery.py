@@ -353,3 +353,11 @@ def test_every_command_that_trains_records_what_died_before_it(
     assert main((command, *options, *fake)) != 0
     assert not store.partial_directories(tmp_path)
     assert [run.record.status for run in store.read_runs(tmp_path)[0]] == ["interrupted"]
+
+
+def test_no_process_counts_as_killed_for_memory_unless_it_is_said(tmp_path: Path):
+    for end, cause in (
+        (finish_run.Ended(137), "signal"),
+        (finish_run.Ended(137, memory_kills=1), "host_memory"),
+    ):
+        assert finish_run.conclude(partial(tmp_path), end).cause == cause

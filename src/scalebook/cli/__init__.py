@@ -54,6 +54,7 @@ SHOWING = frozenset(
 BAD_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP}
 )
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, full, no terminal
 
 
@@ -105,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
     out, err = VisibleText(sys.stdout), VisibleText(sys.stderr)
     with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        except KeyboardInterrupt:
+            print("scalebook: Interrupted.", file=sys.stderr)
+            return INTERRUPTED
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ from scalebook.cli.terminal import (
     add_path,
     add_repeated,
     add_switch,
+    existing_runs,
     print_json,
     print_table,
 )
@@ -251,9 +252,9 @@ def status(options: argparse.Namespace) -> int:
     from scalebook import store
     from scalebook.running.cluster import status_table
 
-    runs = runs_folder(options.runs)
     if options.watch is not None:
-        return _watch(options, runs)
+        return _watch(options, runs_folder(options.runs))
+    runs = existing_runs(options.runs)
     if not options.json:
         _settle(runs)
     rows = status_table.rows(runs, everything=options.all)

@@ -170,6 +170,8 @@ def probe(options: argparse.Namespace) -> int:
         print_json(found.model_dump(mode="json"))
     else:
         _print_probe(found)
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
     return 0 if found.status == "completed" else 1
 
 
@@ -178,7 +180,8 @@ def _print_probe(found: Probe) -> None:
     from scalebook.measure.probes.lines import left_out, lines
 
     if found.reason:
-        print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))
+        tail = found.log_tail if found.status != "interrupted" else ()
+        print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in tail))))
     rows = [(what, number(rate), unit) for what, rate, unit in lines(found)]
     if rows:
         print_table(("what", "rate", "unit"), rows)

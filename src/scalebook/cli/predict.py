@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from scalebook.cli.terminal import (
     add_runs,
     add_set,
     at_least,
-    evidence_folder,
+    existing_runs,
     number,
     plain,
     positive,
@@ -76,7 +77,7 @@ def predict(options: argparse.Namespace) -> int:
 
     if (options.model is None) == (options.plan is None):
         raise ConfigError("Name either --model or --plan.")
-    runs = evidence_folder(options.runs)
+    runs = existing_runs(options.runs)
     made = room.load(options.platform, runs, network_gbps=options.network_gbps)
     sizes: tuple[int, ...] = options.sizes or ()
     if options.plan is not None:
@@ -243,13 +244,12 @@ def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]
     """Print weak scaling (batch per GPU kept) and strong scaling (batch kept) over sizes.
 
     A batch that is not given is for weak scaling the default of the first size, and for strong
-    scaling that of the largest, which every replica has a part of.
+    scaling the least multiple of all defaults: every size can share it.
     """
     options.nodes = None
-    options.world_size = max(sizes)
-    strong = configuration(options).global_batch_size
-    options.world_size = sizes[0]
-    first = configuration(options)
+    given = vars(options)
+    each = [configuration(argparse.Namespace(**given | {"world_size": size})) for size in sizes]
+    first, strong = each[0], math.lcm(*(one.global_batch_size for one in each))
     found: dict[str, list[dict[str, Any]]] = {"weak": [], "strong": []}
     for scaling, rows in found.items():
         for size in sizes:

@@ -227,7 +227,7 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
         if not options.dry_run:
             raise
         shown = None if options.container == "auto" else options.container
-        return Choice(shown, f"a real run needs more: {error}")
+        return Choice(shown, f"dry only: {error}")
 
 
 def _request(options: argparse.Namespace, engine: str, vendor: str) -> ContainerRequest:

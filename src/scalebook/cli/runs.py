@@ -20,7 +20,7 @@ from scalebook.cli.terminal import (
     add_set,
     add_start,
     add_switch,
-    evidence_folder,
+    existing_runs,
     number,
     print_json,
     print_table,
@@ -286,7 +286,7 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    recover_all(evidence_folder(options.runs), Console())
+    recover_all(existing_runs(options.runs), Console())
     return 0
 
 
@@ -324,6 +324,8 @@ def drill(options: argparse.Namespace) -> int:
     console.say(f"drill: rank {order.rank} is killed after step {order.step}")
     result = drills.drill(config, order, runs, options=how, undisturbed=undisturbed)
     _print_drill(result, options.json)
+    if result.record.status == "interrupted":
+        raise KeyboardInterrupt
     return 0 if result.drill.passed else 1
 
 

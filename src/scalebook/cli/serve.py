@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -101,9 +102,16 @@ def site_server(folder: Path, port: int) -> ThreadingHTTPServer:
     return _bound(port, partial(_Files, directory=str(folder)))
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing of a browser that left, as one does that is closed or loads again."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _bound(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
-        return ThreadingHTTPServer((ADDRESS, port), handler)
+        return _Server((ADDRESS, port), handler)
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else "ports are at most 65535"
         raise LaunchError(

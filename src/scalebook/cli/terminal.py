@@ -283,8 +283,8 @@ def require_folder(folder: Path, flag: str = "--runs DIR") -> None:
         raise RecordError(f"No folder of runs at {folder}. Name one with {flag}.")
 
 
-def evidence_folder(name: Path | None) -> Path:
-    """Return the folder of runs that answers rest on, which exists where it is named."""
+def existing_runs(name: Path | None) -> Path:
+    """Return the folder of runs to read, which must be there if it is named."""
     if name is not None:
         require_folder(name)
     return project.runs_folder(name)

@@ -24,7 +24,7 @@ from scalebook.cli.terminal import (
     add_start,
     add_switch,
     at_least,
-    evidence_folder,
+    existing_runs,
     number,
     plain,
     positive,
@@ -100,7 +100,7 @@ def recommend(options: argparse.Namespace) -> int:
     from scalebook.predict.recommended import recommend as found_for
 
     options.precisions = [options.precision] if options.precision else []
-    base, runs = _sought(options), evidence_folder(options.runs)
+    base, runs = _sought(options), existing_runs(options.runs)
     made = room.load(base.platform, runs, network_gbps=options.network_gbps)
     found = found_for(base, made, runs, options.most)
     if options.json == "csv":
@@ -139,7 +139,7 @@ def tune(options: argparse.Namespace) -> int:
         )
     base = _sought(options)
     if options.dry_run:
-        runs = evidence_folder(options.runs)
+        runs = existing_runs(options.runs)
         return _dry_run(options, base, _tuning(options, base, runs))
     runs = runs_folder(options.runs)
     platform = catalog.platform(base.platform)
@@ -356,12 +356,25 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
         print_json(value | {"left_out": ranking.left_out})
         return 0
     _print_ranking(base, ranking)
+    if not ranking.candidates:
+        print("No layout is legal and fits. Change the GPUs, the batch or what --set fixes.")
+        for problem in _illegal(base):
+            print(f"  with the defaults: {problem}")
+        return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
     for one in steps[:_SHOWN]:
         print(f"  try: {_words(one.config)}, {one.config.steps} steps, {duration(one.seconds)}")
     if options.budget_seconds is not None:
         print(_plan_line(state))
     return 0
+
+
+def _illegal(base: RunConfig) -> list[str]:
+    """Return what makes the plainest layout illegal: often what makes all of them so."""
+    from scalebook.facts import catalog, legality
+
+    problems = legality.check(base, catalog.model(base.model))
+    return [one.message for one in problems if one.severity == "error"]
 
 
 def _words(config: RunConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -77,7 +77,7 @@ def layouts(
     left_out: Counter[str] = Counter()
     fitting: list[RunConfig] = []
     settled: set[tuple[Any, ...]] = set()
-    for number, (key, config) in enumerate(_variations(base, shape, room, precisions)):
+    for number, (key, config) in enumerate(_variations(base, shape, room, precisions, fixed)):
         if number >= _MOST:
             left_out[f"beyond the first {_MOST:,}"] += 1
             break
@@ -105,9 +105,21 @@ def layouts(
 
 
 def _variations(
-    base: RunConfig, shape: ModelShape, room: int | None, precisions: Sequence[Precision]
+    base: RunConfig,
+    shape: ModelShape,
+    room: int | None,
+    precisions: Sequence[Precision],
+    fixed: Collection[str] = (),
 ) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
     """Yield layouts with a key that is equal where only recomputation and offload differ."""
+
+    def one_of(name: str, values: Iterable[Any]) -> Iterable[Any]:
+        return (kept[name],) if name in kept else values
+
+    kept = {name: getattr(base, name) for name in fixed}
+    savings = [
+        one for one in _savings(base, shape) if all(kept.get(k, v) == v for k, v in one.items())
+    ] or [{}]  # what is fixed, if it is none of these
     world = base.world_size
     tensors = [size for size in divisors(world) if size <= min(room or world, 8)]
     stages = [size for size in divisors(world) if size <= shape.num_layers]
@@ -116,11 +128,16 @@ def _variations(
         if world % (tensor * stage * context):
             continue
         replicas = world > tensor * stage  # that share parameters; context parallelism counts
+        shardings = dict.fromkeys(
+            (kept.get("data_parallel_sharding", one), kept.get("parameter_gather", gather))
+            for one, gather in (_SHARDINGS if replicas else _SHARDINGS[:1])
+            if gather == "pass" or kept.get("data_parallel_sharding", one) == one
+        )
         for precision, chunks, (sharding, gather), micro in product(
             precisions or (base.precision,),
-            _CHUNKS if stage > 1 else (1,),
-            _SHARDINGS if replicas else _SHARDINGS[:1],
-            _MICRO_BATCHES,
+            one_of("virtual_pipeline_parallel_size", _CHUNKS if stage > 1 else (1,)),
+            shardings,
+            one_of("micro_batch_size", _MICRO_BATCHES),
         ):
             update: dict[str, Any] = {
                 "strategy": "custom",
@@ -136,9 +153,12 @@ def _variations(
                 "micro_batch_size": micro,
                 "precision": precision,
             }
+            own = kept.keys() & {"sequence_parallel", "expert_tensor_parallel_size"}
+            update |= {name: kept[name] for name in own}
             asked = base.model_dump(exclude={"last_pipeline_stage_layers"}) | update
             balanced = defaults.following(asked, shape).get("last_pipeline_stage_layers", 0)
-            for last, saving in product({0, balanced}, _savings(base, shape)):
+            lasts = one_of("last_pipeline_stage_layers", {0, balanced})
+            for last, saving in product(lasts, savings):
                 update["last_pipeline_stage_layers"] = last
                 yield (*update.values(),), base.model_copy(update=update | saving)
 

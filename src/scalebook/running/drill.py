@@ -311,6 +311,7 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
     Raises:
         ConfigError: the configuration is illegal.
         LaunchError: this machine cannot run it, or it did not complete.
+        KeyboardInterrupt: it was interrupted by hand; its record says so.
     """
     runner.check(config, force_platform=options.force_platform)
     same = config.model_copy(update={"strategy": "drill_reference"})
@@ -318,6 +319,8 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
     with ownership.owned(partial):
         record = runner.train(same, replace(options, run_directory=str(partial)))
         path = store.publish(partial)
+    if record.status == "interrupted":
+        raise KeyboardInterrupt
     if record.status != "completed":
         raise LaunchError(f"The reference run did not complete: {record.reason} See {path}.")
     return store.read_run(path)
@@ -352,7 +355,10 @@ def drill(
         finally:
             killer.end()
         if killer.killed_at is None:
-            raise LaunchError(_too_early(record, order, store.publish(partial)))
+            path = store.publish(partial)
+            if record.status == "interrupted":
+                raise KeyboardInterrupt
+            raise LaunchError(_too_early(record, order, path))
         result = assess(partial, record, killer, undisturbed)
         record = record.model_copy(update={"notes": (*record.notes, sentence(result))})
         store.write_json(partial / DRILL_FILE, result.model_dump(mode="json"))

@@ -278,7 +278,8 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
 
 def _recomputed(job: _Job, at: int) -> bool:
     """Whether the layer at a place of its chunk is recomputed as a whole."""
-    return job.recompute.mode == "full" and at < (job.recompute.layers or at + 1)
+    layers = job.recompute.layers
+    return job.recompute.mode == "full" and (not layers or at < layers)
 
 
 def _saved(job: _Job, layer: int) -> tuple[float, float]:

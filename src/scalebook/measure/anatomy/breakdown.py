@@ -94,9 +94,8 @@ def timeline(trace: Trace, main: int | None) -> Timeline:
     by_thread: dict[int, list[tuple[float, float, Phase]]] = {}
     rows = trace.ranges
     for row in range(len(rows)):
-        name = trace.names[rows.name[row]]
-        phase = phase_of(name)
-        if phase is not None and name != PIPELINE:
+        phase = phase_of(trace.names[rows.name[row]])
+        if phase is not None:
             found = (rows.start[row], rows.stop[row], phase)
             by_thread.setdefault(rows.where[row], []).append(found)
     return Timeline({thread: _flat(ranges) for thread, ranges in by_thread.items()}, main)

@@ -177,7 +177,8 @@ def node_rule(found: Evidence) -> Iterator[Finding]:
 def sequence_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that norms are computed by every tensor-parallel rank."""
     split = found.parallelism
-    if split is None or split.tensor_parallel_size < 2 or split.sequence_parallel:
+    off = found.record.is_on("sequence_parallel") is False  # a log may not say
+    if split is None or split.tensor_parallel_size < 2 or split.sequence_parallel or not off:
         return
     yield Finding(
         rule="sequence_parallel_off",
