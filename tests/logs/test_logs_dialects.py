@@ -1099,7 +1099,7 @@ def test_steps_that_deepspeed_skips_are_counted_where_it_prints_no_total(tmp_pat
 
 
 def test_a_time_of_torchtune_is_that_of_a_step(tmp_path):
-    line = "Step {n} | loss:2.5 lr:1e-05 time_per_step_s:{s} tokens_per_second_per_gpu:{r} \n"
+    line = "Step {n:<2} | loss:2.5 lr:1e-05 time_per_step_s:{s} tokens_per_second_per_gpu:{r} \n"
     rows = ((1, 60.0, 50), (2, 12.5, 240), (3, 12.0, 250))
     found = read(tmp_path, "".join(line.format(n=n, s=s, r=r) for n, s, r in rows))
     assert told(found, "step_seconds_median", "step_seconds_median_excluding_first") == (

@@ -75,7 +75,7 @@ class TorchTitan(LineDialect):
             self.out.tell("world_size", math.prod(sizes))
 
 
-_TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")
+_TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
 _TORCHTUNE_COLUMNS = names("torchtune")
@@ -86,7 +86,7 @@ class Torchtune(LineDialect):
 
     name = "torchtune"
     markers = ("loss:", "|Loss: ")
-    signature = re.compile(r"\bStep \d+ \| loss:\S+ |\b\d+\|\d+\|Loss: [\d.]+")
+    signature = re.compile(r"\bStep \d+ +\| loss:\S+ |\b\d+\|\d+\|Loss: [\d.]+")
     assignments = True
 
     def __init__(self) -> None:
