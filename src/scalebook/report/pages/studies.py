@@ -348,7 +348,9 @@ def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnsw
     ones = max(found, key=_importance)
     best, second = ones[:2]
     against = verdict_on(best, second)
-    work = f"{on(best.row)} at sequence {best.row['sequence_length']:,}"
+    work = f"sequence {best.row['sequence_length']:,}"
+    # what the question of a tuned plan names leaves room for the micro batch
+    work = work if named is _with_micro_batch else f"{on(best.row)} at {work}"
     name = named(best.row)
     other = named(second.row).removeprefix(f"{split_name(best.row)}, ")
     if against is None:
