@@ -169,7 +169,9 @@ def test_tuning_of_one_layout_tells_its_micro_batches_apart(tmp_path: Path) -> N
     wrote(tmp_path, "two", "tune", 12.0, micro_batch_size=2)
     (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
     said = found.verdict.striptags()
-    assert re.match("DP8, micro batch 2 is fastest for sequence 8,192: .* against micro batch 1", said)
+    assert re.match(
+        "DP8, micro batch 2 is fastest for sequence 8,192: .* against micro batch 1", said
+    )
 
 
 def test_a_map_marks_the_place_where_memory_ran_out(tmp_path: Path) -> None:
