@@ -14,11 +14,13 @@ from simulated import config, write_run
 from scalebook import untrusted
 from scalebook.cli import main
 from scalebook.errors import ReportError
+from scalebook.measure.intervals import Interval
 from scalebook.measure.probes.files import read_probes
 from scalebook.report.base.frames import load, records
+from scalebook.report.base.stated import FILE, read_stated
 from scalebook.report.cleaned import copy
 from scalebook.report.merged import labels, merge, one_folder
-from scalebook.report.pages import method_page
+from scalebook.report.pages import method_page, published_page
 from scalebook.report.site import build_cache
 from scalebook.store import entries
 
@@ -34,6 +36,30 @@ def test_a_run_of_two_folders_is_one_and_says_where_it_came_from(tmp_path: Path)
     assert dict(data.runs.select("run_id", "folder").iter_rows()) == {"one": "a", "two": "b"}
     shown = method_page.runs(data, records(data)).html
     assert "Folder" in shown
+
+
+def test_prices_and_claims_of_merged_folders_are_read(tmp_path: Path) -> None:
+    prices = {"a": 'tokens = "1T"\n[h100]\nprice_per_gpu_hour = 2\nwatts_per_gpu = 900\n',
+              "b": "[h100]\nprice_per_gpu_hour = 3\n[h200]\nprice_per_gpu_hour = 4\n"}  # fmt: skip
+    for name, text in prices.items():
+        write_run(tmp_path / name, name, config(), run_id=name)
+        (tmp_path / name / FILE).write_text(text)
+        (tmp_path / name / "claims").mkdir()
+        (tmp_path / name / "claims/slides.toml").write_text(published_page.SAMPLE)
+    for _ in range(2):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+        found = read_stated(tmp_path / "merged")
+        assert (found.of("h100", "tokens"), found.of("h200", "price_per_gpu_hour")) == (
+            Interval(1e12, 1e12), Interval(4, 4),
+        )  # fmt: skip
+        assert found.of("h100", "watts_per_gpu") == Interval(900, 900)
+        assert found.of("h100", "price_per_gpu_hour") is None
+        said = f"{FILE}: [h100] price_per_gpu_hour differs between the folders and is left out."
+        assert found.problems == (said,)
+        audits, problems = published_page.audits(tmp_path / "merged")
+        assert [one.claims.title for one in audits] == ["Slides of a vendor"] * 2
+        assert problems == ()
+        assert load(tmp_path / "merged").runs.height == 2
 
 
 def test_the_folder_of_runs_that_are_not_merged_is_their_own(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base import sections
 from scalebook.report.base.frames import ReportData, load
-from scalebook.report.base.markup import Markup
+from scalebook.report.base.markup import Markup, by_cause
 from scalebook.report.pages import front, run_findings, studies
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -185,7 +185,8 @@ def test_kinds_of_failure_and_reasons_stand_in_the_order_of_the_runs(tmp_path: P
     said = words(run_findings.warnings(data))
     reasons = data.completed["interval_reason"].to_list()
     assert len(set(reasons)) == 3
-    assert [said.index(reason) for reason in reasons] == sorted(map(said.index, reasons))
+    ids = ", ".join(data.completed["run_id"])
+    assert f"3 runs measured without an interval ({ids}): {reasons[0]} The figures are" in said
 
 
 def test_repeats_of_the_only_configuration_say_how_far_they_are_apart(tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_a_completed_run_without_a_throughput_says_why(tmp_path: Path) -> None:
     data = load(tmp_path)
     (reason,) = data.runs["throughput_reason"]
     text = words(run_findings.warnings(data))
-    assert f"none completed without a throughput: {reason}" in text
+    assert f"1 run completed without a throughput (none): {reason}" in text
 
 
 def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
@@ -300,6 +301,15 @@ def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None
     assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
 
 
+def test_reasons_that_differ_in_their_figures_are_one() -> None:
+    said = [("Too short: 1 step after 0.", "a"), ("No clock.", "b")]
+    said += [("Too short: 2 steps after 1.", "c")]
+    found = by_cause(said)
+    first = "Too short: 1 step after 0. The figures are those of the first run."
+    assert found == [(first, ["a", "c"]), ("No clock.", ["b"])]
+    assert by_cause([("No clock.", "a"), ("No clock.", "b")]) == [("No clock.", ["a", "b"])]
+
+
 def test_good_gpu_runs_come_without_a_warning(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "a", made, seconds=12, device=H100, source="measured")
@@ -311,7 +321,7 @@ def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> N
     write_run(tmp_path, "short", made, seconds=12, steps=8, device=H100, source="measured")
     write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
     text = words(run_findings.warnings(load(tmp_path)))
-    assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
+    assert "1 run measured without an interval (short): Too short to say: 3 steps" in text
     assert "wrong is not counted. Void: " in text
 
 

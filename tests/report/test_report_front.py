@@ -19,6 +19,7 @@ from scalebook.cli import main
 from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
+from scalebook.predict.amounts import SWITCHES
 from scalebook.report import Places, build
 from scalebook.report.base import comparisons, sections
 from scalebook.report.base.frames import load
@@ -55,7 +56,8 @@ def asked(kind: str, question: str = "Is it so?") -> dict[str, Any]:
 def wrote(runs: Path, name: str, kind: str, seconds: float = 12.0, **changes: Any) -> Path:
     """Write a run of the whole model on eight H100 GPUs for a plan of a kind."""
     device = H100 if changes.get("platform", "h100") == "h100" else "NVIDIA H200"
-    more = {key: changes.pop(key) for key in ("status", "steps", "reason") if key in changes}
+    names = ("status", "steps", "reason", "observed")
+    more = {key: changes.pop(key) for key in names if key in changes}
     made = config(**(WHOLE | changes))
     return write_run(
         runs, name, made, seconds=seconds, device=device, source="measured", **more, **asked(kind)
@@ -100,6 +102,10 @@ def few(runs: Path, kind: str) -> None:
         wrote(runs, "fp8", kind, 8.0, precision="fp8")
     elif kind == "experts":
         wrote(runs, "moe", kind, 30.0, model="mixtral-8x7b", expert_parallel_size=8)
+    elif kind == "prediction":
+        ran = {"observed": dict.fromkeys(SWITCHES, "on")}
+        wrote(runs, "unseen", kind, 12.0, **ran)
+        wrote(runs, "known", "headline", 6.0, global_batch_size=64, **ran)
     elif kind == "correctness":
         wrote(runs, "fast", kind, 12.0)
         wrote(runs, "plain", kind, 18.0, fused_attention="off")
@@ -125,6 +131,8 @@ SAID = {
     "precision": r"FP8 is 1\.\d+× \(1\.\d+ to 1\.\d+\) as fast as BF16 for Llama 3\.1 8B on 8",
     "experts": r"Mixtral 8x7B on 8 H100 GPUs reaches "
     r"[\d,]+( ± \d+)? tokens/s per GPU( \([\d,]+ to)?",
+    "prediction": r"Half of 1 configuration ran within \d+(\.\d+)? % of the time predicted from "
+    r"others; [01] of 1 intervals hold",
     "correctness": r"2 runs of Llama 3\.1 8B end within .* % of one loss \(\d.* to \d.*\)",
     "drill": r"continued 42(\.0)? s after a kill; 2 steps ran again",
     "tune": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs",
@@ -136,13 +144,34 @@ def test_each_kind_of_plan_has_its_verdict_with_its_interval_and_its_chart(
     tmp_path: Path, kind: str
 ) -> None:
     few(tmp_path, kind)
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan == f"my-{kind}"]
     assert (found.kind, found.question) == (kind, "Is it so?")
     verdict = found.verdict.striptags().replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(SAID[kind], verdict), verdict
     assert length(verdict) <= MOST_WORDS
     assert found.answer
     assert re.search(r'class="sb-(bars|dots|cells|time)"', found.answer.chart)
+
+
+def test_a_committed_question_has_the_form_of_answer_that_its_plan_names_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote(tmp_path, "moe", "experts", 30.0, model="mixtral-8x7b", expert_parallel_size=8)
+    for question, kind in (("Is it so?", "prediction"), ("Was it so?", "experts")):
+        plans = {"my-experts": ("prediction", question)}
+        monkeypatch.setattr(studies, "_committed", lambda plans=plans: plans)
+        (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+        assert found.kind == kind
+
+
+def test_tuning_of_one_layout_tells_its_micro_batches_apart(tmp_path: Path) -> None:
+    wrote(tmp_path, "one", "tune", 14.0)
+    wrote(tmp_path, "two", "tune", 12.0, micro_batch_size=2)
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    said = found.verdict.striptags()
+    assert re.match(
+        "DP8, micro batch 2 is fastest for sequence 8,192: .* against micro batch 1", said
+    )
 
 
 def test_a_map_marks_the_place_where_memory_ran_out(tmp_path: Path) -> None:
@@ -168,7 +197,8 @@ def test_a_plan_whose_runs_answer_nothing_keeps_its_question(tmp_path: Path) -> 
     wrote(tmp_path, "single", "scaling")
     (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
     assert found.answer is None
-    assert found.verdict.replace("\N{NO-BREAK SPACE}", " ") == "Its 1 run do not answer this yet."
+    said = found.verdict.replace("\N{NO-BREAK SPACE}", " ")
+    assert said == "Its 1 run does not answer this yet: that takes rates at two numbers of GPUs."
 
 
 def test_a_record_without_a_kind_has_that_of_the_committed_plan_of_its_name(tmp_path: Path) -> None:

@@ -216,6 +216,18 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
         assert now.count('"cell_type"') == page.count('"cell_type"')
 
 
+def test_a_change_of_what_predictions_learn_from_makes_pages_anew(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = tmp_path / "examples"
+    write_run(examples, "one", config())
+    monkeypatch.setattr(build_cache.predict, "folders", lambda place: (place, examples))
+    before = build_cache.load(runs, tmp_path / "cache")[1]
+    assert build_cache.load(runs, tmp_path / "cache")[1] == before
+    write_run(examples, "two", config())
+    assert build_cache.load(runs, tmp_path / "cache")[1] != before
+
+
 def test_pages_of_many_runs_are_executed_by_several_processes(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ KEYS = (*(name for name in RunConfig.model_fields if name != "platform"), *EXTRA
 # What a plan asks. Each kind has one form of answer in the report; the question is in words.
 KINDS = (
     *("headline", "scaling", "strategies", "ablation", "map"),
-    *("precision", "experts", "correctness", "drill", "tune"),
+    *("precision", "experts", "prediction", "correctness", "drill", "tune"),
 )
 LONGEST_QUESTION = 120  # characters
 

@@ -13,6 +13,8 @@ from scalebook.errors import ReportError
 from scalebook.measure.probes.files import FOLDER as PROBES
 from scalebook.measure.probes.files import probe_directories
 from scalebook.report.base.frames import SOURCES
+from scalebook.report.base.stated import CLAIMS
+from scalebook.report.base.stated import FILE as ECONOMICS
 from scalebook.report.cleaned import clean_file
 from scalebook.report.site import build_cache
 from scalebook.store import read_object, run_directories
@@ -39,7 +41,7 @@ def one_folder(folders: Sequence[Path], cache: Path) -> Path:
 
 
 def merge(folders: Sequence[Path], target: Path) -> None:
-    """Fill a folder with links to the runs and probes of folders, each run id once.
+    """Fill a folder with links to the runs, probes, prices and claims of folders, each run id once.
 
     A folder is one of runs, or a publication, whose runs are in ``runs``. Links that are right stay
     and each other one is replaced at once: several builds may do this at the same time.
@@ -47,6 +49,7 @@ def merge(folders: Sequence[Path], target: Path) -> None:
     known: dict[str, Path] = {}
     links: dict[str, Path | None] = {PROBES: None}
     probes: dict[str, Path] = {}
+    files: dict[str, Path] = {}  # to copy: what is a link is not read
     sources: dict[str, str] = {}
     for folder, label in zip(folders, labels(folders), strict=True):
         place = _place(folder)
@@ -60,8 +63,14 @@ def merge(folders: Sequence[Path], target: Path) -> None:
             links[name], sources[name] = path, label
         for path in probe_directories(place):
             probes.setdefault(path.name, path)
-    _link(target, links)
+        if untrusted.is_there(place / ECONOMICS):
+            files[_free(files, ECONOMICS)] = place / ECONOMICS
+        for path in sorted((place / CLAIMS).glob("*.*")):
+            own = f"{CLAIMS}/{path.name}"
+            files[f"{CLAIMS}/{label.replace('/', '-')}-{path.name}" if own in files else own] = path
+    _link(target, links | dict.fromkeys(name.partition("/")[0] for name in files))
     _link(target / PROBES, probes)
+    _copy(target, files)
     with untrusted.replaced(target / SOURCES) as stream:
         stream.write(json.dumps(sources).encode())
 
@@ -81,6 +90,23 @@ def _link(folder: Path, links: Mapping[str, Path | None]) -> None:
         temporary = folder / f".{os.urandom(8).hex()}.tmp"
         temporary.symlink_to(wanted, target_is_directory=True)
         temporary.replace(link)
+
+
+def _copy(folder: Path, files: Mapping[str, Path]) -> None:
+    """Make these files of a folder copies, those of its claims the only ones."""
+    for path in (folder / CLAIMS).glob("*"):
+        if f"{CLAIMS}/{path.name}" not in files:
+            untrusted.remove(path)
+    for name, source in files.items():
+        try:
+            content = untrusted.read_bytes(source)
+        except OSError as error:
+            raise ReportError(f"{source} cannot be read: {error.strerror}.") from error
+        path = folder / name
+        _own(path.parent)
+        if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+            with untrusted.replaced(path) as stream:
+                stream.write(content)
 
 
 def _own(folder: Path) -> None:

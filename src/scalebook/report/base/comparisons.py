@@ -38,7 +38,7 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, count, number, times
 from scalebook.report.base.stated import Stated
-from scalebook.report.base.versus import estimate_of, starts_of
+from scalebook.report.base.versus import estimate_of, starts_of, unnumbered
 
 Row = Mapping[str, Any]
 MATCHED = "matched configuration"
@@ -98,6 +98,11 @@ class Pair:
 
 def _estimates(side: Sequence[Member]) -> list[Estimate]:
     return [found for item in side if (found := item.estimate) is not None]
+
+
+def shared_row(side: Sequence[Member]) -> Row:
+    """Return the first run of a side, of several under the name that they share."""
+    return unnumbered(side[0].row) if len(side) > 1 else side[0].row
 
 
 def mean_rate(side: Sequence[Member]) -> float:

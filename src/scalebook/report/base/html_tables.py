@@ -120,7 +120,7 @@ def _classes(row: Row) -> str:
 def _cell(row: Row, column: Column) -> Markup:
     value = row.get(column.key)
     return Markup('<td class="{}" data-value="{}">{}</td>').format(
-        _kind(column), "" if value is None else value, column.show(row)
+        _kind(column), "" if value is None else str(value), column.show(row)
     )
 
 

@@ -142,6 +142,22 @@ def run_links(run_ids: Iterable[str]) -> Markup:
     return Markup(template).format(join(names[:MOST_LINKED]), len(every) - MOST_LINKED, rest)
 
 
+# A number with the word that it counts: "1 step" and "2 steps" are one.
+_FIGURE = re.compile(r"\d[\d,.]*(?:\s\w+)?")
+
+
+def by_cause(said: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return each reason with its runs, of pairs; those that differ only in figures are one."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for reason, run_id in said:
+        found.setdefault(_FIGURE.sub("#", reason), []).append((reason, run_id))
+    first = " The figures are those of the first run."
+    return [
+        (same[0][0] + first * (len({reason for reason, _ in same}) > 1), [one for _, one in same])
+        for same in found.values()
+    ]
+
+
 # A link to a run whose text is the end of its id, in a page or in the JSON of a long table's rows.
 _LINK = re.compile(
     r'((?:<|\\u003c)a class=\\?"run\\?" data-run=\\?"([^"\\]+)\\?" [^<>]*?(?:>|\\u003e))'

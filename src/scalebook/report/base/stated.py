@@ -6,8 +6,9 @@ as its reason.
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from scalebook.measure.economics import Inputs, read_range
 from scalebook.measure.intervals import Interval
 
 FILE = "economics.toml"
+CLAIMS = "claims"  # the folder of printed numbers to audit, under the folder of runs too
 SAMPLE = """\
 # Every line may be left out; a value is a number, or a text such as "2.1..2.6", "1T" or "5%".
 tokens = "1T"                        # to train on
@@ -42,6 +44,7 @@ EACH = (
     *("storage_tb", "price_per_tb_month", "transferred_tb", "price_per_transferred_tb"),
 )
 _LARGEST_FILE = 100_000  # bytes
+_NUMBERED = re.compile(rf"{re.escape(FILE)}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,36 @@ class Stated:
 def read_stated(folder: Path) -> Stated:
     """Return the inputs of ``economics.toml`` in a folder of runs; nothing where it has none.
 
+    Merged folders have a file each, with a number behind its name: what they state differently is
+    left out, and a problem says so.
+
     Top level: ``tokens``, ``pue``, ``grid_kg_per_kwh``. A table a platform: prices in any one
     currency, ``preemption_overhead`` (a fraction), ``watts_per_gpu``. A value is a number, or a
     text such as "2.1..2.6" or "1T".
     """
-    path = folder / FILE
-    if not untrusted.is_there(path):
-        return Stated()
+    names = (path for path in sorted(folder.glob(f"{FILE}*")) if _NUMBERED.fullmatch(path.name))
+    found = [_read(path) for path in names]
+    problems = [problem for one in found for problem in one.problems]
+    shared = dict(_agreed([one.shared for one in found], "", problems))
+    platforms = {
+        name: dict(_agreed([one.platforms.get(name, {}) for one in found], f"[{name}] ", problems))
+        for name in dict.fromkeys(name for one in found for name in one.platforms)
+    }
+    return Stated(shared, platforms, tuple(problems))
+
+
+def _agreed(
+    each: Sequence[Mapping[str, Interval]], place: str, problems: list[str]
+) -> Iterator[tuple[str, Interval]]:
+    for name in dict.fromkeys(name for one in each for name in one):
+        values = {one[name] for one in each if name in one}
+        if len(values) > 1:
+            problems.append(f"{FILE}: {place}{name} differs between the folders and is left out.")
+        else:
+            yield name, values.pop()
+
+
+def _read(path: Path) -> Stated:
     try:
         content = tomllib.loads(untrusted.read_bytes(path, _LARGEST_FILE).decode())
     except OSError as error:

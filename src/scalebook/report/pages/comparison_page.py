@@ -21,6 +21,7 @@ from scalebook.report.base.comparisons import (
     members,
     named_pair,
     platform_pairs,
+    shared_row,
     side_name,
     sides,
     work_key,
@@ -52,7 +53,7 @@ from scalebook.report.base.naming import (
     units,
 )
 from scalebook.report.base.quantities import GLUE, change, count, percent, times
-from scalebook.report.base.versus import configurations, unnumbered, verdict_on
+from scalebook.report.base.versus import configurations, verdict_on
 from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.report.charts.figure import Figures
 from scalebook.settings import named, names
@@ -445,12 +446,7 @@ def _verdict(pair: Pair) -> str:
 
 def _runs(side: Sequence[Member]) -> Markup:
     names = join(run_link(item.row["run_id"]) for item in side)
-    return Markup("{}, {}").format(in_words(_shared(side)), names)
-
-
-def _shared(side: Sequence[Member]) -> Row:
-    """Return the first run of a side, of several under the name that they share."""
-    return unnumbered(side[0].row) if len(side) > 1 else side[0].row
+    return Markup("{}, {}").format(in_words(shared_row(side)), names)
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -479,7 +475,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     for pair, parts in zip(group, works, strict=True):
         ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
         names = dict.fromkeys(
-            f"{_name(_shared(side))} · ".removeprefix(ranks).removesuffix(" · ")
+            f"{_name(shared_row(side))} · ".removeprefix(ranks).removesuffix(" · ")
             for side in (pair.a, pair.b)
         )
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")

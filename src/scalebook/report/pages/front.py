@@ -69,7 +69,7 @@ MOST_CHARACTERS = 34  # of a name on one line of the first chart
 HEADLINE_SHARE = 2  # a model with this part of the runs of the first has a headline
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
-    *("experts", "drill", "correctness", "tune"),
+    *("experts", "prediction", "drill", "correctness", "tune"),
 )
 
 

@@ -327,7 +327,7 @@ def links(found: Records) -> Fragment:
             machines.setdefault(key, (topology, device, []))[2].append(run_id)
     rows = [
         {"gpu": f"GPU{place}", "accelerator": device, "links": " ".join(map(str, row)),
-         "runs": run_links(run_ids)}
+         "runs": " ".join(run_ids), "linked": run_links(run_ids)}
         for topology, device, run_ids in machines.values()
         for place, row in enumerate(topology["links"])
     ]  # fmt: skip
@@ -339,7 +339,7 @@ def links(found: Records) -> Fragment:
         )
     columns = (
         *(text("accelerator", "Accelerator"), text("gpu", "GPU"), text("links", "To each GPU")),
-        Column("runs", "Runs", lambda row: row["runs"], numeric=False, wide=True),
+        Column("runs", "Runs", lambda row: row["linked"], numeric=False, wide=True),
     )
     return table(rows[:MOST_ROWS], columns, "links")
 

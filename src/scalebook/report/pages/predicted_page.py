@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from statistics import fmean, median
@@ -14,7 +14,7 @@ import polars as pl
 from scalebook.facts import catalog
 from scalebook.measure.probes import Probe, read_probes
 from scalebook.measure.probes.lines import left_out, lines
-from scalebook.predict import KnownRate, predictor
+from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout
 from scalebook.report.base.frames import ReportData
@@ -267,16 +267,42 @@ def compare(data: ReportData) -> tuple[Compared, ...]:
         )
         if not made.fitted.samples:
             continue
-        first, seconds = same[0], fmean(one.seconds for one in same)
-        parts, deviation = made.step(first.config, first.shape, first.ran)
-        tokens = first.config.tokens_per_step / first.config.world_size
-        rate, spread = tokens / sum(parts.values()), exp(_QUANTILE * deviation)
-        shares = _grouped({kind: value / seconds for kind, value in parts.items()})
-        ids, family = tuple(one.run_id for one in same), layout(first.config, first.ran)
-        label = labels.get(first.run_id, first.run_id)
-        ends = (rate, rate / spread, rate * spread)
-        found.append(Compared(ids, label, family, platform, tokens / seconds, *ends, shares))
+        found.append(_compared(made, platform, same, labels))
     return tuple(sorted(found, key=lambda one: -abs(one.error)))
+
+
+def foretold(data: ReportData, run_ids: Collection[str]) -> tuple[Compared, ...]:
+    """Return the configurations of these runs against predictions from all other configurations."""
+    rates = known_rates([data.folder], _newest(data))[0]
+    probes, _ = read_probes(data.folder)
+    groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
+    for rate in rates:
+        if rate.run_id in run_ids:
+            groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
+    own = {ran for _, ran in groups}
+    rates = tuple(rate for rate in rates if configuration(rate.config, rate.ran) not in own)
+    made = {platform: predictor(platform, rates, probes) for platform, _ in groups}
+    labels = dict(data.runs.select("run_id", "label").iter_rows())
+    found = [
+        _compared(made[platform], platform, same, labels)
+        for (platform, _), same in groups.items()
+        if made[platform].fitted.samples
+    ]
+    return tuple(sorted(found, key=lambda one: -abs(one.error)))
+
+
+def _compared(
+    made: Predictor, platform: str, same: Sequence[KnownRate], labels: Mapping[str, str]
+) -> Compared:
+    first, seconds = same[0], fmean(one.seconds for one in same)
+    parts, deviation = made.step(first.config, first.shape, first.ran)
+    tokens = first.config.tokens_per_step / first.config.world_size
+    rate, spread = tokens / sum(parts.values()), exp(_QUANTILE * deviation)
+    shares = _grouped({kind: value / seconds for kind, value in parts.items()})
+    ids, family = tuple(one.run_id for one in same), layout(first.config, first.ran)
+    label = labels.get(first.run_id, first.run_id)
+    ends = (rate, rate / spread, rate * spread)
+    return Compared(ids, label, family, platform, tokens / seconds, *ends, shares)
 
 
 def _newest(data: ReportData) -> set[str]:

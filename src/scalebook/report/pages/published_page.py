@@ -50,6 +50,7 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.naming import convention_title, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
+from scalebook.report.base.stated import CLAIMS
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.rate_charts import PUBLISHED, published_field
 
@@ -300,7 +301,6 @@ def _source(row: Row) -> Markup:
     return Markup('<a href="{}" rel="noopener">{}</a>').format(url, row["where"])
 
 
-FOLDER = "claims"  # under the folder of runs
 WRONG = ("impossible", "contradicts")
 MOST_FILES, MOST_ROWS = 50, 500
 VERBS = {
@@ -326,7 +326,7 @@ rows = [["8B on one node", "llama3.1-8b", "h100", "72,000", "23.4%"]]
 def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
     """Return the audit of each file under ``claims``, else of the samples; and what failed."""
     kinds = (".toml", *SUFFIXES)
-    found_files = (path for path in (runs / FOLDER).glob("*") if path.suffix.lower() in kinds)
+    found_files = (path for path in (runs / CLAIMS).glob("*") if path.suffix.lower() in kinds)
     paths = sorted(found_files)[:MOST_FILES]
     found: list[Audit] = []
     problems: list[str] = []
@@ -342,7 +342,7 @@ def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
 
 def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fragment:
     """Return how many claims hold, contradict and cannot be, a sentence a source."""
-    own = any(path.is_file() for path in (runs / FOLDER).glob("*"))
+    own = any(path.is_file() for path in (runs / CLAIMS).glob("*"))
     words = (
         "These are the files of the folder claims next to the runs."
         if own
@@ -352,7 +352,7 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
     failed = callout("Not readable", problems).html
-    sample = to_copy(f"A file to copy: {FOLDER}/slides.toml", SAMPLE)
+    sample = to_copy(f"A file to copy: {CLAIMS}/slides.toml", SAMPLE)
     return Fragment(bullets(items).html + failed + sample)
 
 

@@ -13,6 +13,7 @@ from scalebook.report.base.markup import (
     Fragment,
     Markup,
     bullets,
+    by_cause,
     callout,
     join,
     paragraphs,
@@ -317,15 +318,14 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
     nothing = data.runs.filter(
         pl.col("status") == "completed", pl.col("tokens_per_second").is_null()
     )
-    for row in nothing.iter_rows(named=True):
-        yield Markup("{} completed without a throughput: {}").format(
-            run_link(row["run_id"]), row["throughput_reason"] or "no reason recorded."
-        )
     unsure = data.completed.filter(pl.col("tokens_per_second_low").is_null())
-    for (reason,), rows in unsure.group_by("interval_reason", maintain_order=True):
-        ids = run_links(rows["run_id"])
-        words = "{} without an interval ({}): {}"
-        yield Markup(words).format(count(rows.height, "throughput"), ids, reason or "no reason.")
+    for runs, words, column in (
+        (nothing, "{} completed without a throughput ({}): {}", "throughput_reason"),
+        (unsure, "{} measured without an interval ({}): {}", "interval_reason"),
+    ):
+        reasons = runs[column].fill_null("no reason is recorded.")
+        for reason, run_ids in by_cause(zip(reasons, runs["run_id"], strict=True)):
+            yield Markup(words).format(count(len(run_ids), "run"), run_links(run_ids), reason)
     changing = data.completed.filter(pl.col("steady_change") > 0)
     if changing.height:
         ids = run_links(changing["run_id"])

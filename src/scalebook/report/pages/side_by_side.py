@@ -29,6 +29,7 @@ from scalebook.report.base.comparisons import (
     fastest,
     mean_rate,
     pairs,
+    shared_row,
     work,
 )
 from scalebook.report.base.html_tables import Column, Row, table
@@ -51,7 +52,6 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, count, number, percent
 from scalebook.report.base.stated import Stated
-from scalebook.report.base.versus import unnumbered
 from scalebook.report.pages.cost_page import LABELS, inputs_of, shown, written
 from scalebook.settings import SETTINGS
 
@@ -290,10 +290,6 @@ def _wanted(one: TwoSides) -> list[tuple[tuple[Member, ...], str]]:
     return [(runs, side) for *_, runs, side in sorted(found, key=lambda each: each[:2])]
 
 
-def _shared(side: Sequence[Member]) -> Row:
-    return unnumbered(side[0].row) if len(side) > 1 else side[0].row
-
-
 def _table(one: TwoSides, stated: Stated) -> Markup:
     rows = [_row(pair, stated) for pair in one.pairs[:MOST_PAIRS]]
     if not rows:
@@ -322,7 +318,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     bases = {row["per"]: row for row in basis_rows(pair, stated)}
     watt, price = bases["watt"], bases["price"]
     a, b = (_priced(side, stated) for side in (pair.a, pair.b))
-    layouts = dict.fromkeys(in_words(_shared(side)) for side in (pair.a, pair.b))
+    layouts = dict.fromkeys(in_words(shared_row(side)) for side in (pair.a, pair.b))
     return {
         "what": f"{model_title(pair.a[0].row['model'])}, {work(pair.a[0].row)}",
         "layouts": " against ".join(layouts),

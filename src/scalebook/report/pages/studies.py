@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import polars as pl
@@ -48,6 +49,7 @@ from scalebook.report.base.versus import Configuration, configurations, verdict_
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.comparison_page import Ablation, ablations
+from scalebook.report.pages.predicted_page import foretold
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
@@ -57,20 +59,23 @@ QUESTIONS = {
     "headline": "Which platform is fastest?", "scaling": "Does it scale?",
     "strategies": "Which layout is fastest?", "ablation": "What is each option worth?",
     "map": "Which micro batch is best?", "precision": "Is FP8 faster?",
-    "experts": "How fast are mixtures of experts?", "drill": "What does a lost process cost?",
+    "experts": "How fast are mixtures of experts?", "prediction": "How right are predictions?",
+    "drill": "What does a lost process cost?",
     "correctness": "Do fast options train the same?", "tune": "Which configuration is fastest?",
 }  # fmt: skip
 EVIDENCE = {
     "headline": "comparison", "scaling": "scaling", "strategies": "throughput",
     "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
-    "correctness": "curves", "drill": "reliability", "tune": "peak",
+    "prediction": "predicted", "correctness": "curves", "drill": "reliability", "tune": "peak",
 }  # fmt: skip
-FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
-
-
-NEEDS: dict[str, str] = dict.fromkeys(
-    ("strategies", "tune"), ": that takes the rates of two layouts at the same work"
-)
+FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness", "prediction"))
+NEEDS = {
+    **dict.fromkeys(("strategies", "tune"), "the rates of two layouts at the same work"),
+    "scaling": "rates at two numbers of GPUs", "ablation": "two runs that differ in one option",
+    "map": "a rate where both micro batch and recomputation vary",
+    "precision": "rates in 8 and in 16 bits at the same work", "correctness": "two runs of one job",
+    "prediction": "runs of other configurations to predict these from",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,9 @@ class Study:
         """The answer in one sentence."""
         if self.answer is not None:
             return self.answer.verdict
-        words, needs = "Its {} do not answer this yet{}.", NEEDS.get(self.kind, "")
-        return Markup(words).format(count(len(self.run_ids), "run"), needs)
+        runs, needs = count(len(self.run_ids), "run does", "runs do"), NEEDS.get(self.kind)
+        told = f": that takes {needs}" if needs else ""
+        return Markup("Its {} not answer this yet{}.").format(runs, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,10 @@ def studies(data: ReportData) -> tuple[Study, ...]:
     planned: dict[tuple[str, str], list[RunRecord]] = {}
     for record in held.values():
         plan = record.schedule.get("plan")
-        kind = record.schedule.get("kind") or _committed().get(str(plan), ("", ""))[0]
+        asked, question = _committed().get(str(plan), ("", ""))
+        kind = record.schedule.get("kind")
+        # a question of the checkout has the form of answer that the checkout gives it today
+        kind = asked if not kind or question == record.schedule.get("question") else kind
         if kind in KINDS and isinstance(plan, str):
             planned.setdefault((kind, plan), []).append(record)
     found = [_planned(data, every, *key, same) for key, same in planned.items()]
@@ -329,18 +338,21 @@ def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
     return Dot(name, value, *ends, text, colour=tint, hollow=hollow, run_id=row["run_id"])
 
 
-def _layouts(runs: _Runs) -> StudyAnswer | None:
+def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnswer | None:
     """Answer which layout is fastest, at the work that most layouts did."""
     works = alike(runs.members, _same_work)
-    found = [_per_layout([item.row for item in same]) for same in works]
+    found = [_per_layout([item.row for item in same], named) for same in works]
     found = [ones for ones in found if len(ones) > 1]
     if not found:
         return None
     ones = max(found, key=_importance)
     best, second = ones[:2]
     against = verdict_on(best, second)
-    work = f"{on(best.row)} at sequence {best.row['sequence_length']:,}"
-    name, other = split_name(best.row), split_name(second.row)
+    work = f"sequence {best.row['sequence_length']:,}"
+    # what the question of a tuned plan names leaves room for the micro batch
+    work = work if named is _with_micro_batch else f"{on(best.row)} at {work}"
+    name = named(best.row)
+    other = named(second.row).removeprefix(f"{split_name(best.row)}, ")
     if against is None:
         words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
         verdict = words.format(name, linked(best, rate(best)), work, other)
@@ -351,8 +363,19 @@ def _layouts(runs: _Runs) -> StudyAnswer | None:
         words = Markup("{} is fastest for {}: {} against {}.")
         verdict = words.format(linked(best, name), work, gain(against), other)
     return StudyAnswer(
-        verdict, marks.bars(_behind(runs.data, ones), "difference from the best, %"), _ids(ones)
+        verdict,
+        marks.bars(_behind(runs.data, ones, named), "difference from the best, %"),
+        _ids(ones),
     )
+
+
+def _tuned(runs: _Runs) -> StudyAnswer | None:
+    """Answer which layout is fastest, and where one layout was tried, with which micro batch."""
+    return _layouts(runs) or _layouts(runs, _with_micro_batch)
+
+
+def _with_micro_batch(row: Row) -> str:
+    return f"{split_name(row)}, micro batch {row['micro_batch_size']}"
 
 
 def _same_work(item: Member) -> tuple[str, str] | None:
@@ -365,25 +388,27 @@ def _importance(ones: Sequence[Configuration]) -> tuple[bool, int, int, float]:
     return is_whole(ones[0].row), certain, len(ones), ones[0].rate
 
 
-def _per_layout(rows: Sequence[Row]) -> list[Configuration]:
-    """Return the fastest configuration of each layout, the fastest first."""
+def _per_layout(rows: Sequence[Row], named: Callable[[Row], str]) -> list[Configuration]:
+    """Return the fastest configuration of each layout, of those with an interval, fastest first."""
     found: dict[str, Configuration] = {}
-    for one in configurations(rows):
-        found.setdefault(split_name(one.row), one)
-    return list(found.values())
+    for one in sorted(configurations(rows), key=lambda one: one.interval[0] is None):
+        found.setdefault(named(one.row), one)
+    return sorted(found.values(), key=lambda one: -one.rate)
 
 
-def _behind(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
+def _behind(
+    data: ReportData, ones: Sequence[Configuration], named: Callable[[Row], str]
+) -> list[Dot]:
     """Return each layout's difference from the best in percent."""
     best = ones[0]
-    made = [Dot(split_name(best.row), 0.0, text="best", colour=colour(data, best.row["platform"]),
+    made = [Dot(named(best.row), 0.0, text="best", colour=colour(data, best.row["platform"]),
                  run_id=best.row["run_id"])]  # fmt: skip
     for one in ones[1:MOST_ROWS]:
         against = verdict_on(one, best)
         ends = (100 * (against.low - 1), 100 * (against.high - 1)) if against else (None, None)
         lost = one.rate / best.rate - 1
         tint = colour(data, one.row["platform"])
-        made.append(Dot(split_name(one.row), 100 * lost, *ends, change(lost), colour=tint,
+        made.append(Dot(named(one.row), 100 * lost, *ends, change(lost), colour=tint,
                          run_id=one.row["run_id"]))  # fmt: skip
     return made
 
@@ -549,12 +574,39 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
     toys = len({one.row["model"].startswith(TINY) for one in best}) > 1
     drawn = [
-        Dot(model_title(one.row["model"]), 100 * one.row["mfu"], text=percent(one.row["mfu"]),
-            colour=colour(runs.data, one.row["platform"]), run_id=one.row["run_id"])
+        Dot(model_title(one.row["model"]), 100 * one.row["mfu"],
+            _hundred(one.row["mfu_low"]), _hundred(one.row["mfu_high"]),
+            percent(one.row["mfu"]), colour=colour(runs.data, one.row["platform"]),
+            run_id=one.row["run_id"])
         for one in best[:MOST_ROWS]
         if one.row["mfu"] is not None and not (toys and one.row["model"].startswith(TINY))
     ]  # fmt: skip
     return StudyAnswer(verdict, marks.bars(drawn, "MFU, %") if drawn else Markup(""), ids)
+
+
+def _hundred(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _prediction(runs: _Runs) -> StudyAnswer | None:
+    """Answer how far off predictions of these runs from those of other configurations are."""
+    ones = foretold(runs.data, set(runs.frame["run_id"]))
+    if not ones:
+        return None
+    held, many = sum(one.held for one in ones), len(ones)
+    words = "Half of {} ran within {} of the time predicted from others; {} of {} intervals hold."
+    middle = percent(median(abs(one.error) for one in ones), 2)
+    said = Markup(words).format(count(many, "configuration"), middle, held, many)
+    drawn = [
+        Dot(one.label, 100 * (one.predicted / one.measured - 1),
+            100 * (one.low / one.measured - 1), 100 * (one.high / one.measured - 1),
+            change(one.predicted / one.measured - 1), colour=colour(runs.data, one.platform),
+            run_id=one.run_ids[0])
+        for one in ones[:MOST_ROWS]
+    ]  # fmt: skip
+    unit = "predicted rate over measured, less 1, %; the largest misses; lines: 90 %"
+    ids = tuple(run_id for one in ones for run_id in one.run_ids)
+    return StudyAnswer(said, marks.bars(drawn, unit), ids)
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:
@@ -609,8 +661,8 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
 
 _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
     "headline": _headline, "scaling": _scaling, "strategies": _layouts, "ablation": _ablation,
-    "map": _map, "precision": _precision, "experts": _experts, "correctness": _correctness,
-    "drill": _drill, "tune": _layouts,
+    "map": _map, "precision": _precision, "experts": _experts, "prediction": _prediction,
+    "correctness": _correctness, "drill": _drill, "tune": _tuned,
 }  # fmt: skip
 
 

@@ -15,7 +15,15 @@ from scalebook.measure.diagnosis import Diagnosis, Finding
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
-from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    by_cause,
+    paragraphs,
+    run_link,
+    run_links,
+)
 from scalebook.report.base.naming import convention_title, sentence, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
@@ -89,22 +97,28 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
 
 def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
     """Return the largest causes, each with its runs, and what more to measure."""
-    sized = [one for one in found if one.findings and one.findings[0].step_fraction is not None]
+    sized = [one for one in found if (first := costly(one)[:1]) and first[0].step_fraction]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
-    by_cause: dict[str, list[Diagnosis]] = {}
+    largest: dict[str, list[Diagnosis]] = {}
     for one in sized:
-        by_cause.setdefault(one.findings[0].rule, []).append(one)
-    items = [_largest(cause, runs) for cause, runs in by_cause.items()]
+        largest.setdefault(one.findings[0].rule, []).append(one)
+    items = [_largest(cause, runs) for cause, runs in largest.items()]
     missing = list(_missing(found))
     if not items and not missing:
         return paragraphs("No rule found a cause in what these runs measured.")
     return bullets([*items, *missing])
 
 
+def costly(one: Diagnosis) -> list[Finding]:
+    """Return the first causes of a run that take a part of its step, or one that nobody knows."""
+    known = (found for found in one.findings if found.step_fraction != 0)
+    return [found for _, found in zip(range(MOST_FINDINGS), known, strict=False)]
+
+
 def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     """Return a cause with the runs in which it is the largest, and what it does in the first."""
     first, says = run_link(runs[0].run_id), sentence(runs[0].findings[0].says)
-    name = cause.replace("_", " ")
+    name = cause.replace("_", " ").capitalize()
     if len(runs) == 1:
         return Markup("<strong>{}</strong>, the largest cause in {}: {}").format(name, first, says)
     words = "<strong>{}</strong>, the largest cause in {}, most in {}: {} Also in {}."
@@ -114,17 +128,13 @@ def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
 
 def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
     """Yield what more to measure, a sentence for all runs that lack it."""
-    lacking: dict[str, list[str]] = {}
-    for one in found:
-        for words in one.missing:
-            lacking.setdefault(words, []).append(one.run_id)
-    for words, run_ids in lacking.items():
+    for words, run_ids in by_cause((text, one.run_id) for one in found for text in one.missing):
         yield Markup("{} ({})").format(typed(words), run_links(run_ids))
 
 
 def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return the table of causes by run, largest first, each with its size and what to try."""
-    rows = [_row(one, cause) for one in found for cause in one.findings[:MOST_FINDINGS]]
+    rows = [_row(one, cause) for one in found for cause in costly(one)]
     if not rows:
         return Fragment(Markup(""))
     columns = (

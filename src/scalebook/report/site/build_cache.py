@@ -1,8 +1,8 @@
 """What outlives a build: the data of a report, the numbers of its runs, and executed pages.
 
-A page is a function of the files below the folder of runs (economics.toml and claims with them),
-its notebook, this package with the libraries that draw, and the user's catalog. The key of the
-first, third and fourth names a folder of the cache.
+A page is a function of the files below the folder of runs (economics.toml and claims with them) and
+of the runs that teach predictions, its notebook, this package with the libraries that draw, and the
+user's catalog. The key of all but the notebook names a folder of the cache.
 
 A file begins with the digest of the rest. One that was cut off, changed or is missing counts as
 not there, so that damage costs the time to make it again and nothing else. Nothing kept can run.
@@ -29,6 +29,7 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 import scalebook
+from scalebook import predict
 from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
 from scalebook.host import available_cores
@@ -182,7 +183,9 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
     place = runs.resolve()
     # before anything is read: a file that changes while pages are made counts as changed
     code, files = _code(place), entries(place)
-    older = _older(against)
+    older = _beside("against", against)
+    for folder in predict.folders(place):  # the committed examples teach predictions too
+        older |= _beside("learned", folder) if folder.resolve() != place else {}
     folder = cache / "built" / f"{code}-{together(files | older)[:24]}"
     if (before := kept_data(folder)) is not None:
         return before, folder
@@ -199,12 +202,12 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
     return data, folder
 
 
-def _older(against: Path | None) -> dict[str, str]:
-    """Return a fingerprint of a folder of older runs and of its place; nothing without one."""
-    if against is None:
+def _beside(use: str, folder: Path | None) -> dict[str, str]:
+    """Return a fingerprint of another folder of runs and of its place; nothing without one."""
+    if folder is None:
         return {}
-    inside = together(entries(against)) if against.is_dir() else "missing"
-    return {f"/against/{against.resolve()}": inside}
+    inside = together(entries(folder)) if folder.is_dir() else "missing"
+    return {f"/{use}/{folder.resolve()}": inside}
 
 
 def make(

@@ -22,13 +22,15 @@ from scalebook.report.base.naming import (
     model_title,
     parted,
     platform_title,
+    precision_title,
     sentence,
+    sequence_words,
     setting_words,
     split_name,
     titled,
 )
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
-from scalebook.report.pages.throughput_page import MOST_FINDINGS, PARTS, diagnoses
+from scalebook.report.pages.throughput_page import PARTS, costly, diagnoses
 from scalebook.report.site import build_cache
 
 PAGE = "run.html"
@@ -85,12 +87,12 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         "id": run_id,
         "anchor": anchor(run_id),
         "title": f"{model_title(row['model'])} on {platform_title(row['platform'])}",
-        "subtitle": f"{(row['precision'] or '').upper()} {row['name'] or split_name(row)}".strip(),
-        "status": f"{row['status']} · {row['source']}".replace("_", " "),
+        "subtitle": _work(row),
+        "status": f"{row['status']} · {row['source']}".replace("_", " ").capitalize(),
         "reason": row["reason"] or row["throughput_reason"] or "",
         "results": [list(pair) for pair in _results(row)],
         "settings": [
-            [setting_words(name), titled(_setting(row[name]))]
+            [_headed(setting_words(name)), titled(_setting(row[name]))]
             for name in SETTINGS
             if row.get(name) is not None
         ],
@@ -100,7 +102,7 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         ],
         "causes": [
             [*parted(" ".join([sentence(one.says), *one.advice]))]
-            for one in (found.findings[:MOST_FINDINGS] if found else ())
+            for one in (costly(found) if found else ())
         ],
         "curves": _curves(steps),
         "log": list(data.log_tails.get(run_id, ())),
@@ -111,13 +113,26 @@ def _parts(found: Diagnosis) -> list[tuple[str, float]]:
     known = found.waterfall.parts if found.waterfall else ()
     words = dict(PARTS)
     return [
-        (words.get(one.name) or setting_words(one.name), one.step_fraction)
+        (words.get(one.name) or _headed(setting_words(one.name)), one.step_fraction)
         for one in known
         if one.step_fraction
     ]
 
 
+def _work(row: Row) -> str:
+    """Return what a run is compared by, and its configuration."""
+    precision = precision_title(row["precision"]) or "unknown precision"
+    return f"{precision}, {sequence_words(row)} · {row['name'] or split_name(row)}"
+
+
+def _headed(words: str) -> str:
+    """Return words with a capital first letter; an abbreviation stays as it is."""
+    return words[:1].upper() + words[1:]
+
+
 def _setting(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:%Y-%m-%d %H:%M:%S} UTC" if isinstance(value, datetime) else str(value)
 
 
@@ -149,7 +164,7 @@ _RESULTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("Mean power", "mean_power_watts", lambda x: quantity(x, "W per GPU")),
     ("Mean clock", "mean_clock_mhz", lambda x: quantity(x, "MHz", 4)),
     ("Hottest", "max_temperature_celsius", lambda x: quantity(x, "°C")),
-    ("Energy", "energy_joules_per_token", lambda x: quantity(x, "J/token")),
+    ("Energy", "energy_joules_per_token", lambda x: quantity(1000 * x, "mJ per token")),
     ("Last loss", "loss_last", lambda x: number(x, 4)),
 )
 

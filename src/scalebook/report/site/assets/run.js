@@ -34,7 +34,7 @@
     const rows = curves.step.map(function (step, i) {
       return { step: step, value: curves[name][i], phase: curves.phase[i] };
     });
-    if (!rows.some(function (row) { return row.value !== null; })) return;
+    if (rows.filter(function (row) { return row.value !== null; }).length < 2) return; // no curve
     const title = TITLES[name];
     const box = make("div", "", into, "sb-chart");
     box.setAttribute("role", "img");
@@ -58,19 +58,19 @@
     make("p", run.subtitle, place, "subtitle");
     const about = make("p", run.status + (run.reason ? ": " + run.reason : ""), place);
     const row = make("a", "In the table of all runs", about);
-    about.insertBefore(document.createTextNode(" "), row);
+    about.insertBefore(document.createTextNode(run.reason ? " " : ". "), row);
     row.href = "throughput.html#" + run.anchor;
     pairs("What it reached", run.results, place);
     pairs("Where the time of a step went", run.parts.map(function (part) {
       return [part[0], (100 * part[1]).toFixed(1) + "\u00a0%"];
     }), place);
     lines("Why, and what to try", run.causes, place);
-    if (run.curves.step) {
+    if (run.curves.step && run.curves.step.length > 1) {
       make("h2", "Step by step", place);
       Object.keys(TITLES).forEach(function (name) { chart(name, run.curves, place); });
     }
     pairs("Settings", run.settings, place);
-    lines("Not as asked, and notes", run.otherwise, place);
+    lines("Notes", run.otherwise, place);
     if (run.log.length) { make("h2", "End of the log", place); make("pre", run.log.join("\n"), place, "sb-log"); }
     make("h2", "Repeat it", place);
     make("p", "This prints the command, the commit and the variables, and what differs on this machine:", place);
