@@ -1188,7 +1188,7 @@ def titan(step: int, loss: float, clock: str, rate: int = 1000) -> str:
 def test_a_run_that_begins_afresh_with_another_loss_is_another_run(tmp_path, loss, jobs):
     path = tmp_path / "a.md"
     first = titan(1, 8.0, "10:00:00") + titan(2, 7.0, "10:01:00") + titan(3, 6.0, "10:02:00")
-    path.write_text(f"{first}```\n\nAnother branch\n\n```\n{titan(1, loss, '11:00:00')}")
+    path.write_text(f"{first}Starting again\n{titan(1, loss, '11:00:00')}")
     assert len(summaries(path, {})) == jobs
 
 
@@ -1348,3 +1348,14 @@ def test_what_fails_behind_the_last_step_is_a_remark(tmp_path):
         "Every step was trained; what came after them failed. The file system is full."
         in found["warnings"]
     )
+
+
+@pytest.mark.parametrize(("step", "jobs"), [(3, 2), (2, 2), (6, 1)])
+def test_quoted_blocks_whose_steps_go_back_are_other_runs(tmp_path, step, jobs):
+    first = "".join(titan(n, 9.0 - n, f"10:0{n}:00") for n in (2, 3, 4))
+    path = tmp_path / "a.md"
+    path.write_text(f"```\n{first}```\n\nLater:\n\n```\n{titan(step, 6.5, '11:00:00')}```\n")
+    found = summaries(path, {})
+    assert len(found) == jobs
+    remark = "Its records stand in several quoted blocks: they may be of other runs."
+    assert (remark in found[0]["warnings"]) is (jobs == 1)

@@ -60,6 +60,7 @@ class Collector:
         self._rows = 0
         self._clock = math.nan
         self._marked = True  # whether anything was printed since the last step
+        self.quoted = False  # whether a quoted block ended or began since the last step
         self.held = False  # whether something since the last step may hold up the next one
         self.finest: dict[str, float] = {}  # a trainer prints every record with the same digits
         self.job = Job(dialect, first_number, finest=self.finest)
@@ -147,8 +148,10 @@ class Collector:
         elif back:
             self.job.attempts.append(len(self.job.table))
             self.job.counts.restarts += 1
+        if self.quoted and len(self.job.table):
+            self.job.note("Its records stand in several quoted blocks: they may be of other runs.")
         self._adopt(total, world)
-        self._clock = clock
+        self._clock, self.quoted = clock, False
         row, self.held = {**row, "held": 1.0} if self.held else row, False
         if self._rows >= MOST_ROWS:
             self.job.counts.records_beyond_limit += 1
@@ -163,7 +166,7 @@ class Collector:
         """
         numbers = rows["step"]
         last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
-        if self.held or any(map(math.isnan, rows.get("loss", ()))):
+        if self.held or self.quoted or any(map(math.isnan, rows.get("loss", ()))):
             return False  # one by one, so that each is noted
         if not all(_possible(name, min(values), max(values)) for name, values in rows.items()):
             return False
@@ -239,6 +242,8 @@ class Collector:
         if any(changed):
             return True
         last = job.table.column("step")[-1]
+        if self.quoted and number <= last:
+            return True
         other_total = total is not None and job.total_steps is not None and total != job.total_steps
         if not number <= last:  # a page that quotes one log behind another
             return other_total and clock < self._clock - 1

@@ -84,6 +84,7 @@ class LineDialect(Dialect):
         endings = self.traceback or causes.mentions_ending(text)
         dumps = any(piece in text for piece in (".. ", *setting_lines.GROUP_PIECES))
         holds = causes.holds_up(text)
+        fenced = "```" in text
         stated = any(piece in text for piece in setting_lines.STATED_PIECES)
         self.device(text)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
@@ -101,6 +102,8 @@ class LineDialect(Dialect):
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             if not self.line(line):
                 self.out.mark()
+                if fenced and line.lstrip("> ").startswith("```"):
+                    self.out.quoted = True
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
