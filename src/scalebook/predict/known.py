@@ -21,6 +21,7 @@ from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between, text_of
 from scalebook.settings import SWITCHES, without_effect
+from scalebook.step_columns import Steps
 from scalebook.store import Run, read_run, run_directories
 
 # Records come from anywhere; one with a value of the wrong type teaches nothing.
@@ -108,7 +109,7 @@ def known_rate(run: Run) -> KnownRate | str:
     unknown = _unknown(record, config)
     if config is None or unknown is not None:
         return unknown or ""
-    rates, reason = throughput(record, measured_steps(run.steps))
+    rates, reason = throughput(record, measured_steps(run.steps), interval=False)
     shape, unknown_model = run_shape(record)
     if rates is None or shape is None:
         return reason or unknown_model or "it has no rate"
@@ -138,7 +139,7 @@ def _around(run: Run) -> float | None:
     whole = seconds_between(run.record.started_at, run.record.finished_at)
     if whole is None:
         return None
-    around = whole - sum(step.step_seconds for step in run.steps[1:] if step.step_seconds)
+    around = whole - sum(Steps.of(run.steps)[1:].known("step_seconds"))
     return around if around >= 0 else None
 
 
@@ -146,7 +147,7 @@ def _around(run: Run) -> float | None:
 def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate | str:
     """Return what a run teaches while the catalog and the files of the run are the same."""
     try:
-        return known_rate(read_run(directory))
+        return known_rate(read_run(directory, brief=True))
     except ODD:
         return ""
 
