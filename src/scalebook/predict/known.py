@@ -158,12 +158,12 @@ def known_rates(
     """Return what the runs of folders (of these names) teach, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
-    for folder in folders:
-        for directory in run_directories(folder):
+    with catalog.load.held() as facts:
+        for directory in (path for folder in folders for path in run_directories(folder)):
             if names is not None and directory.name not in names:
                 continue
             files = tuple((p.name, p.lstat().st_mtime_ns) for p in sorted(directory.iterdir()))
-            one = _learned(directory, catalog.load.signature(), files)
+            one = _learned(directory, facts, files)
             if isinstance(one, str):
                 without.add(directory.name)
             else:
