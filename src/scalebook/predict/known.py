@@ -21,8 +21,7 @@ from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between, text_of
 from scalebook.settings import SWITCHES, without_effect
-from scalebook.step_columns import Steps
-from scalebook.store import Run, read_run, run_directories
+from scalebook.store import Run, Steps, read_run, run_directories
 
 # Records come from anywhere; one with a value of the wrong type teaches nothing.
 ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
