@@ -20,7 +20,7 @@ from training import small, wait_for
 from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
-from scalebook.record import RunRecord, Status
+from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import finish_run, processes
 
 
@@ -361,3 +361,20 @@ def test_no_process_counts_as_killed_for_memory_unless_it_is_said(tmp_path: Path
         (finish_run.Ended(137, memory_kills=1), "host_memory"),
     ):
         assert finish_run.conclude(partial(tmp_path), end).cause == cause
+
+
+def test_a_run_is_concluded_without_an_object_for_each_of_its_steps(tmp_path, monkeypatch):
+    directory = store.create_partial(tmp_path, small(steps=3))
+    steps = [(1, 0, 2.0), (2, 0, 1.5), (2, 1, 1.5), (3, 1, None)]
+    lines = [
+        {"step": step, "phase": "measured", "step_seconds": 1.0, "tokens": 8, "loss": loss,
+         "restart": restart, "skipped": step == 2}
+        for step, restart, loss in steps
+    ]  # fmt: skip
+    (directory / "steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    monkeypatch.setattr(StepRecord, "model_construct", lambda **_: pytest.fail("one was made"))
+    record = finish_run.conclude(directory, finish_run.Ended(0))
+    assert (record.status, record.cause) == ("diverged", "not_finite")
+    assert record.reason is not None and "the loss of step 3" in record.reason
+    assert any("refused 1 of 3 measured steps" in note for note in record.notes)
+    assert any("after step 2 and all were restarted: 1 step" in note for note in record.notes)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from training import small, wait_for
 from scalebook.record import StepRecord
 from scalebook.running import processes, progress
 from scalebook.running.progress import ProgressLimit, Tail, line
+from scalebook.untrusted import MIB
 
 # A process of the trainer that waits as a rank does: in a collective, or somewhere else.
 RANK = """
@@ -66,6 +68,21 @@ def test_the_progress_line_says_that_no_step_comes_after_five_median_steps(
         stream.write(step(5, 2.0))
     tail.read()
     assert tail.quiet_seconds() is None
+
+
+def test_of_a_long_file_of_steps_only_the_end_is_read(tmp_path: Path):
+    path = tmp_path / "steps.jsonl"
+    with path.open("wb") as stream:
+        stream.truncate(64 * MIB)  # zeros, which no line end divides
+        stream.seek(0, os.SEEK_END)
+        stream.write(b'\n{"step": 7, "phase": "measured", "step_seconds": 1.0, "tokens": 8}\n')
+    tracemalloc.start()
+    try:
+        last, most = Tail(path).read(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert last is not None and last.step == 7
+    assert most < 16 * MIB
 
 
 def test_a_limit_without_progress_counts_from_the_last_step_or_line(tmp_path: Path, clock: Clock):

@@ -21,7 +21,7 @@ from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between, text_of
 from scalebook.settings import SWITCHES, without_effect
-from scalebook.store import Run, read_run, run_directories
+from scalebook.store import Run, Steps, read_run, run_directories
 
 # Records come from anywhere; one with a value of the wrong type teaches nothing.
 ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
@@ -108,7 +108,7 @@ def known_rate(run: Run) -> KnownRate | str:
     unknown = _unknown(record, config)
     if config is None or unknown is not None:
         return unknown or ""
-    rates, reason = throughput(record, measured_steps(run.steps))
+    rates, reason = throughput(record, measured_steps(run.steps), interval=False)
     shape, unknown_model = run_shape(record)
     if rates is None or shape is None:
         return reason or unknown_model or "it has no rate"
@@ -138,7 +138,7 @@ def _around(run: Run) -> float | None:
     whole = seconds_between(run.record.started_at, run.record.finished_at)
     if whole is None:
         return None
-    around = whole - sum(step.step_seconds for step in run.steps[1:] if step.step_seconds)
+    around = whole - sum(Steps.of(run.steps)[1:].known("step_seconds"))
     return around if around >= 0 else None
 
 
@@ -146,7 +146,7 @@ def _around(run: Run) -> float | None:
 def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate | str:
     """Return what a run teaches while the catalog and the files of the run are the same."""
     try:
-        return known_rate(read_run(directory))
+        return known_rate(read_run(directory, brief=True))
     except ODD:
         return ""
 
@@ -157,12 +157,12 @@ def known_rates(
     """Return what the runs of folders (of these names) teach, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
-    for folder in folders:
-        for directory in run_directories(folder):
+    with catalog.load.held() as facts:
+        for directory in (path for folder in folders for path in run_directories(folder)):
             if names is not None and directory.name not in names:
                 continue
             files = tuple((p.name, p.lstat().st_mtime_ns) for p in sorted(directory.iterdir()))
-            one = _learned(directory, catalog.load.signature(), files)
+            one = _learned(directory, facts, files)
             if isinstance(one, str):
                 without.add(directory.name)
             else:

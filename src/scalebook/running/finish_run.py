@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord, object_of, text_of
+from scalebook.record import RunRecord, Status, object_of, text_of
 from scalebook.running import outcome, processes, progress
 from scalebook.running.outcome import EndReason
 
@@ -86,12 +87,12 @@ def conclude(
     requested = store.read_object(directory / "config.json")
     harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
-    measured = [step for step in steps if step.phase == "measured"]
-    skipped, steps_asked = sum(step.skipped for step in measured), requested.get("steps")
+    measured, steps_asked = steps.in_phase("measured"), requested.get("steps")
+    skipped = sum(measured.skipped())
     result = outcome.classify(
         outcome.EndEvidence(
             exit_code=end.exit_code,
-            steps_done=max((step.step for step in steps), default=0),
+            steps_done=int(max(steps.numbers("step"), default=0)),
             steps_asked=steps_asked if isinstance(steps_asked, int) else None,
             log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
             stop=end.stop,
@@ -194,14 +195,17 @@ def _record(
     )
 
 
-def _loss_lost_at(steps: Sequence[StepRecord]) -> int | None:
+def _loss_lost_at(steps: store.Steps) -> int | None:
     """Return the step from which no loss was recorded to the end; None where the last has one.
 
     Trainers that record no loss at all are none that lost it.
     """
-    known = [step.step for step in steps if step.loss is not None]
-    lost = [step.step for step in steps if known and step.step > known[-1] and not step.skipped]
-    return lost[0] if lost else None
+    rows = list(zip(steps.numbers("step"), steps.numbers("loss"), steps.skipped(), strict=True))
+    last = max((at for at, (_, loss, _) in enumerate(rows) if not math.isnan(loss)), default=None)
+    if last is None:
+        return None
+    after = (step for step, _, skipped in rows if step > rows[last][0] and not skipped)
+    return next(map(int, after), None)
 
 
 def _skipped(count: int, measured: int) -> tuple[str, ...]:
@@ -299,12 +303,13 @@ def restart_notes(directory: Path) -> tuple[str, ...]:
     """Return a sentence for each time that the processes were started again and made a step."""
     lines, _ = store.read_step_lines(directory / "steps.jsonl")
     said: list[str] = []
-    for before, after in itertools.pairwise(lines):
-        if after.restart <= before.restart:
+    rows = zip(map(int, lines.numbers("step")), lines.numbers("restart"), strict=True)
+    for (before, restarts), (after, more) in itertools.pairwise(rows):
+        if more <= restarts:
             continue
-        again = max(before.step - after.step + 1, 0)
+        again = max(before - after + 1, 0)
         said.append(
-            f"A process died after step {before.step} and all were restarted: "
+            f"A process died after step {before} and all were restarted: "
             f"{again} {'step was' if again == 1 else 'steps were'} repeated."
         )
     return tuple(said)

@@ -29,6 +29,7 @@ POLL_SECONDS = 0.5  # reading more often would take a core from the ranks of a C
 SLOW_STEPS = 5.0  # median steps without a new one before people are told
 LEAST_QUIET_SECONDS = 5.0  # below it, looking now and then is no measure
 CLOSING_SECONDS = 60.0  # what a run whose steps are all done may take beyond a limit
+_MOST_BYTES = 4 * untrusted.MIB  # at a look: fifty steps of thousands of ranks
 ANSWER_SECONDS = 2.0  # for a process to print its stack
 _STATES = {"T": "it is suspended", "t": "it is being traced", "Z": "its process has died"}
 _STACK = re.compile(r"most recent call first\):\n((?:  File .*\n)+)")
@@ -39,7 +40,7 @@ _WAITS = re.compile(r"torch/(distributed|cuda)/|megatron/core/.*p2p|train/loop\.
 
 @dataclass(slots=True)
 class Tail:
-    """A steps.jsonl being written; reads only what was appended since the last look."""
+    """A steps.jsonl being written; reads only what was appended since the last look, or its end."""
 
     path: Path
     last: StepRecord | None = None
@@ -76,6 +77,7 @@ class Tail:
     def _new_lines(self) -> list[bytes]:
         try:
             with untrusted.opened(self.path) as stream:
+                self._offset = max(self._offset, stream.seek(0, os.SEEK_END) - _MOST_BYTES)
                 stream.seek(self._offset)
                 new = stream.read()
         except OSError:
