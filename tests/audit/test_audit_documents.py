@@ -678,10 +678,10 @@ def test_a_table_of_a_quantity_a_row_is_one_run():
 
 def test_a_model_that_is_named_by_its_size_is_of_that_size():
     # 6 x 1.3e9 x 120,000 = 936 TFLOP/s, of 312
-    head = "Model | GPU | Duration | Throughput"
-    found = wrong(table(head, "1.3B | A100 80GB | 14 days | 120K tok/s/gpu"))
+    head = "Model | GPUs | GPU type | Duration | Throughput"
+    found = wrong(table(head, "1.3B | 64 | A100 80GB | 14 days | 120K tok/s/gpu"))
     assert found == [("tokens_per_second_per_gpu", "120K")]  # and not the days
-    assert wrong(table(head, "1.3B | A100 80GB | 14 days | 12K tok/s/gpu")) == []
+    assert wrong(table(head, "1.3B | 64 | A100 80GB | 14 days | 12K tok/s/gpu")) == []
 
 
 @pytest.mark.parametrize(
@@ -702,3 +702,22 @@ def test_a_size_behind_a_models_name_must_be_its_own(written, model):
 def test_the_gpus_of_the_text_are_those_of_all_nodes(above, gpus):
     (row,) = table("Run | Tokens/s", "a | 100", above=f"{above}\n\n").rows
     assert ("gpus" in row.values and row.values["gpus"].value) == (gpus or False)
+
+
+def test_a_heading_further_up_may_say_that_adapters_are_trained():
+    # 2,643 x 4 x 69.5e9 = 735 TFLOP/s: two thirds of 6 N (NeMo 25.09, LoRA of Llama 3 70B)
+    head, row = "GPUs | Sequence length | Tokens/s/GPU | Model TFLOP/s/GPU", "8 | 4096 | 2643 | 735"
+    tuned = "### LoRA performance\n\n#### Model: LLAMA3_70B\n\n"
+    assert wrong(table(head, row, above=tuned)) == []
+    after = f"{tuned}text\n\n### Pre-training\n\n#### Model: LLAMA3_70B\n\n"
+    assert wrong(table(head, row, above=after)) == [("model_tflops_per_second_per_gpu", "735")]
+
+
+@pytest.mark.parametrize(
+    ("cell", "accused"),
+    [("40.4 GFLOPs", False), ("0.0404 TFLOPs", False), ("4.04e10", False), ("27.25 GFLOPs", True)],
+)
+def test_flops_per_token_are_read_with_their_unit(cell, accused):
+    # 6 x 6.738e9 for Llama 2 7B
+    found = wrong(table("Model | FLOPs per token", f"Llama 2 7B | {cell}"))
+    assert bool(found) is accused

@@ -18,7 +18,7 @@ from pathlib import Path
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.fields import plain as _plain
-from scalebook.audit.knowledge import catalog_words, not_in_catalog
+from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog
 from scalebook.audit.knowledge import peaks_of as _rates
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
@@ -47,6 +47,7 @@ _RATES = (
 )  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
+_BY_UNIT = ("size", "flops")
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -123,7 +124,7 @@ def _separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
     lines, name, above = text.splitlines(), "Table", ""
-    sheet: Sheet | None = None
+    sheet, outer = None, list[str]()  # headings, each of more # than the one before
     for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
             if not _SEPARATOR.fullmatch(line):
@@ -134,12 +135,15 @@ def _markdown(text: str) -> Iterator[Sheet]:
             sheet = None
         if line.startswith("#"):
             name, above = _plain(line.lstrip("#")) or name, ""
+            marks = line[: len(line) - len(line.lstrip("#"))]
+            outer = [one for one in outer if not one.startswith(marks)] + [line]
         above += f" {line}"
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
             given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            sheet = Sheet(name, _cells(line), given=given)
+            hint = "; ".join(text for text in map(_plain, outer) if LORA.search(text))
+            sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
 
@@ -150,11 +154,8 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
     items, fence = list[tuple[int, str, str]](), ""
     for number, line in enumerate([*text.splitlines(), "", "#"], start=1):
         inside = fence in ("json", "yaml", "yml", "toml", "python")
-        item = (
-            vocabulary.pattern("setting").fullmatch(line[:MOST_TEXT])
-            if inside
-            else _ITEM.match(line)
-        )
+        setting = vocabulary.pattern("setting")
+        item = setting.fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
         intro = _INTRO.fullmatch(line.strip())
         if item is not None:
             name, value = _plain(item["name"].replace("_", " ")), _plain(item["value"].strip("\"'"))
@@ -411,7 +412,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and kind != "size" else kind  # a field's own name says its unit
+        kind = None if own and kind not in _BY_UNIT else kind  # the name says the unit
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -500,10 +501,7 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
 
 
 def _totalled(sheet: Sheet) -> Sheet:
-    """Return the table with TFLOPS as those of all GPUs where one GPU cannot reach them.
-
-    That is above twice the BF16 peak, and no peak itself.
-    """
+    """Return the table with TFLOPS of all GPUs where they are above twice one BF16 peak."""
     names = [_heading(head)[0] for head in sheet.head]
     at = next((i for i, name in enumerate(names) if name in ("tflops", "tflop/s")), None)
     if at is None:
@@ -588,7 +586,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
             if vocabulary.factor(other, unit):
                 name, kind = field_name, other
     factor = vocabulary.factor(kind, unit) if kind else 1.0
-    if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
+    odd = vocabulary.is_other(kind, unit.lower()) if kind in _BY_UNIT else match["unit"]
+    if factor is None and (kind in _UNIT_NEEDED or odd):
         return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
     if unit == "%" and not number.endswith("%"):

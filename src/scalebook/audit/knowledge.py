@@ -243,7 +243,8 @@ def _trained(row: Row) -> tuple[str, ...]:
     stated = row.words.get("trained")
     if stated is not None:
         return (stated,) if stated in TRAINED else ()
-    return ("all", "lora") if LORA.search(f"{row.table} {row.label}") else ("all",)
+    words = f"{row.table} {row.label} {row.words.get('note', '')}"
+    return ("all", "lora") if LORA.search(words) else ("all",)
 
 
 def _length(row: Row) -> Printed | None:
