@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,6 +19,10 @@ from scalebook.settings import SETTINGS, Precision, Sharding, names
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
+_DIVISORS = {  # of the number of devices or experts: all are tried
+    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+    "expert_parallel_size",
+}
 _MOST = 20_000  # layouts of one search
 
 
@@ -109,12 +113,11 @@ def _variations(
     precisions: Sequence[Precision],
     fixed: Collection[str] = (),
 ) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
-    """Yield layouts with a key that is equal where only recomputation and offload differ."""
+    """Yield layouts with a key that is equal where only recomputation and offload differ.
 
-    def one_of(name: str, values: Iterable[Any]) -> Iterable[Any]:
-        return (kept[name],) if name in kept else values
-
-    kept = {name: getattr(base, name) for name in fixed}
+    Of fields that are ``fixed`` any value is kept, not only one that is tried otherwise.
+    """
+    kept, seen = {name: getattr(base, name) for name in fixed}, set[tuple[Any, ...]]()
     savings = [
         one for one in _savings(base, shape) if all(kept.get(k, v) == v for k, v in one.items())
     ] or [{}]  # what is fixed, if it is none of these
@@ -129,9 +132,9 @@ def _variations(
         shardings: tuple[Sharding, ...] = ("optimizer", "full") if replicas else ("optimizer",)
         for precision, chunks, sharding, micro in product(
             precisions or (base.precision,),
-            one_of("virtual_pipeline_parallel_size", _CHUNKS if stage > 1 else (1,)),
-            one_of("data_parallel_sharding", shardings),
-            one_of("micro_batch_size", _MICRO_BATCHES),
+            _CHUNKS if stage > 1 else (1,),
+            shardings,
+            _MICRO_BATCHES,
         ):
             update: dict[str, Any] = {
                 "strategy": "custom",
@@ -146,14 +149,15 @@ def _variations(
                 "micro_batch_size": micro,
                 "precision": precision,
             }
-            own = kept.keys() & {"sequence_parallel", "expert_tensor_parallel_size"}
-            update |= {name: kept[name] for name in own}
+            update |= {name: kept[name] for name in kept.keys() & update.keys() - _DIVISORS}
             asked = base.model_dump(exclude={"last_pipeline_stage_layers"}) | update
             balanced = defaults.following(asked, shape).get("last_pipeline_stage_layers", 0)
-            lasts = one_of("last_pipeline_stage_layers", {0, balanced})
-            for last, saving in product(lasts, savings):
-                update["last_pipeline_stage_layers"] = last
-                yield (*update.values(),), base.model_copy(update=update | saving)
+            for last, saving in product({0, balanced}, savings):
+                update["last_pipeline_stage_layers"] = kept.get("last_pipeline_stage_layers", last)
+                key = (*update.values(),)
+                if (*key, *saving.values()) not in seen:
+                    seen.add((*key, *saving.values()))
+                    yield key, base.model_copy(update=update | saving)
 
 
 def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
