@@ -19,11 +19,11 @@ from scalebook.settings import SETTINGS, Precision, Sharding, names
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
+_MOST = 20_000  # layouts of one search
 _DIVISORS = {  # of the number of devices or experts: all are tried
     *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
     "expert_parallel_size",
 }
-_MOST = 20_000  # layouts of one search
 
 
 def order(one: Any, reach: float) -> tuple[bool, float]:
