@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from scalebook import logs
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs.causes import Ending
-from scalebook.logs.dialects import hf_trainer
+from scalebook.logs.dialects import deepspeed, hf_trainer
 from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rates, steps
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
+from scalebook.logs.pairs import pairs_of
+from scalebook.logs.setting_lines import stated
 from scalebook.logs.source import Unwrapped
 
 
@@ -493,6 +497,59 @@ def test_a_trace_without_an_anatomy_is_noted_with_its_reason():
     jobs = [job_of(details={"breakdown": one}) for one in ({"reason": "No step."}, {"rank": 0}, 3)]
     found = ingestion._no_breakdown(content_of(*jobs, name="t.json"))
     assert found == ["t.json: no step anatomy. No step."]
+
+
+def test_a_script_that_counts_from_zero_has_the_times_of_the_timer_that_counts_from_one(tmp_path):
+    text = '  "train_batch_size": 16,\n'
+    for own, rate in ((0, 8.0), (1, 4.0), (2, 2.0)):
+        text += f"[timer.py] epoch=0/micro_step={own + 1}/global_step={own + 1}, "
+        text += f"RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec={rate}\n"
+        text += f"step {own} loss {5 - own}\n"
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log").jobs
+    found = [list(job.table.column(name)) for name in ("step", "seconds", "loss")]
+    assert found == [[0, 1, 2], [2.0, 4.0, 8.0], [5, 4, 3]]  # 16 samples at 8, 4 and 2 a second
+
+
+def test_a_line_of_a_script_is_a_line_of_the_log():
+    dialect = deepspeed.DeepSpeed()
+    assert dialect.line("step 1 loss 2.0")
+    assert not dialect.line("loss of a friend: 2.0")
+
+
+def test_a_record_has_at_most_so_many_characters():
+    record = "step 7 loss 2.5 "
+    longest = record + "x" * (4000 - len(record))
+    assert pairs_of(longest)[0] == {"step": 7.0, "loss": 2.5}
+    assert pairs_of(longest + "x")[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "precision"),
+    [
+        ("bf16", "bf16"), ("bfloat16", "bf16"), ("torch.float32", "fp32"), ("fp32", "fp32"),
+        ("float16", "fp16"), ("16-mixed", "fp16"),
+    ],
+)  # fmt: skip
+def test_a_number_format_is_read_in_every_spelling(word: str, precision: str):
+    assert ("precision", precision) in stated(f"precision: {word}")
+
+
+@pytest.mark.parametrize(("tokens", "length"), [({}, 4096), ({"global_valid_toks": 9.0}, None)])
+def test_a_limit_of_rollouts_is_no_length_and_any_other_is_one(tmp_path, tokens, length):
+    events = [("global_batch_size", 64, {}), ("max_sequence_length", 4096, {})]
+    events += [
+        ("tracked_stats", {"reduced_train_loss": 2.0, **tokens}, {"samples_count": 64 * n})
+        for n in (1, 2)
+    ]
+    lines = [
+        f':::MLLOG {{"namespace": "", "time_ms": {1000 * n}, "event_type": "POINT_IN_TIME", '
+        f'"key": "{key}", "value": {json.dumps(value)}, "metadata": {json.dumps(more)}}}\n'
+        for n, (key, value, more) in enumerate(events)
+    ]
+    (tmp_path / "a.log").write_text("".join(lines))
+    (found,) = ingestion.summaries(tmp_path / "a.log", {})
+    assert found["sequence_length"] == length
 
 
 def test_steps_of_imprecise_epochs_are_multiples_of_the_roundest_interval():

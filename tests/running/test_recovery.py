@@ -170,6 +170,20 @@ def test_no_process_counts_as_killed_for_memory_unless_it_is_said(tmp_path: Path
         assert finish_run.conclude(partial(tmp_path), end).cause == cause
 
 
+def test_steps_of_the_warm_up_do_not_count_as_measured(tmp_path: Path):
+    """A run whose every measured step the optimizer skipped lost its loss; a warm-up may skip."""
+    for skipped, diverged in (("warmup", False), ("measured", True)):
+        directory = partial(tmp_path)
+        lines = (
+            {"step": n, "phase": phase, "step_seconds": 1.0, "tokens": 64, "loss": 2.0,
+             "skipped": phase == skipped}
+            for n, phase in enumerate(("warmup", "warmup", "measured", "measured"), 1)
+        )  # fmt: skip
+        (directory / "steps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        record = finish_run.conclude(directory, finish_run.Ended(0))
+        assert (record.cause == "skipped_steps") is diverged
+
+
 def test_a_directory_that_no_record_can_be_made_of_is_one_line_and_keeps_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
