@@ -177,7 +177,7 @@ def test_steps_of_the_warm_up_do_not_count_as_measured(tmp_path: Path):
         lines = (
             {"step": n, "phase": phase, "step_seconds": 1.0, "tokens": 64, "loss": 2.0,
              "skipped": phase == skipped}
-            for n, phase in enumerate(("warmup", "warmup", "measured", "measured"), 1)
+            for n, phase in enumerate(("warmup", "warmup", "measured", "measured", "measured"), 1)
         )  # fmt: skip
         (directory / "steps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
         record = finish_run.conclude(directory, finish_run.Ended(0))
