@@ -19,7 +19,7 @@ from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
 from scalebook.logs.pairs import pairs_of
 from scalebook.logs.setting_lines import stated
-from scalebook.logs.source import Unwrapped
+from scalebook.logs.source import Unwrapped, clean
 
 
 def job_of(*rows, dialect="made-up", **fields):
@@ -509,6 +509,20 @@ def test_a_script_that_counts_from_zero_has_the_times_of_the_timer_that_counts_f
     (job,) = logs.read(tmp_path / "a.log").jobs
     found = [list(job.table.column(name)) for name in ("step", "seconds", "loss")]
     assert found == [[0, 1, 2], [2.0, 4.0, 8.0], [5, 4, 3]]  # 16 samples at 8, 4 and 2 a second
+
+
+def test_the_step_that_a_record_states_wins_over_that_of_a_bar(tmp_path):
+    bar = " {n}%|###   | {n}/100 [00:{n}<01:00,  1.00s/it]\n"
+    record = "{{'loss': 2.5, 'learning_rate': 1e-05, 'current_steps': {n}, 'total_steps': 100}}\n"
+    text = "".join(bar.format(n=n - 2) + record.format(n=n) for n in (20, 40, 60))
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log", "hf-trainer").jobs
+    assert list(job.table.column("step")) == [20, 40, 60]
+
+
+@pytest.mark.parametrize("text", ["a \x1b[31mred\x1b[0m b", "a [31mred[0m b", "a red[0m b"])
+def test_colours_are_no_text_even_where_their_escapes_were_lost(text: str):
+    assert clean(text.encode(), "utf-8") == "a red b"
 
 
 def test_a_line_of_a_script_is_a_line_of_the_log():
