@@ -18,7 +18,7 @@ from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rat
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
 from scalebook.logs.pairs import pairs_of
-from scalebook.logs.setting_lines import stated
+from scalebook.logs.setting_lines import peak_gib, stated
 from scalebook.logs.source import Unwrapped, clean
 
 
@@ -518,6 +518,19 @@ def test_the_step_that_a_record_states_wins_over_that_of_a_bar(tmp_path):
     (tmp_path / "a.log").write_text(text)
     (job,) = logs.read(tmp_path / "a.log", "hf-trainer").jobs
     assert list(job.table.column("step")) == [20, 40, 60]
+
+
+@pytest.mark.parametrize(
+    ("line", "gib"),
+    [
+        ("peak memory allocated: 2,048 MiB", 2.0),
+        ("Peak GPU memory: 12.5 GiB", 12.5),
+        ("Max CUDA memory allocated was 30 GB", 30.0),  # it divides by 2^30
+        ("peak mem: 7 parsecs", None),
+    ],
+)
+def test_a_peak_of_memory_is_read_in_its_unit(line: str, gib: float | None):
+    assert peak_gib(line) == gib
 
 
 @pytest.mark.parametrize("text", ["a \x1b[31mred\x1b[0m b", "a [31mred[0m b", "a red[0m b"])
