@@ -14,12 +14,19 @@ from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs.causes import Ending
 from scalebook.logs.dialects import deepspeed, hf_trainer
+from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rates, steps
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
-from scalebook.logs.pairs import pairs_of
+from scalebook.logs.pairs import cell, pairs_of
 from scalebook.logs.setting_lines import peak_gib, stated
 from scalebook.logs.source import Unwrapped, clean
+
+# Dialects whose records come in several lines, or wait for a later line or the end of the file.
+KEPT_BACK = {
+    *("deepspeed", "hf-trainer", "megatron-bridge", "megatron-deepspeed", "megatron-lm"),
+    *("primus-megatron", "slime"),
+}
 
 
 def job_of(*rows, dialect="made-up", **fields):
@@ -538,6 +545,27 @@ def test_colours_are_no_text_even_where_their_escapes_were_lost(text: str):
     assert clean(text.encode(), "utf-8") == "a red b"
 
 
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.log")), ids=lambda p: p.stem)
+def test_a_line_that_gives_a_record_is_taken_by_its_dialect(path: Path, monkeypatch):
+    """Else it is read once more, for settings and for how the run ended."""
+    kind = logs.read(path).dialect
+    if not issubclass(kind, LineDialect) or kind.name in KEPT_BACK:
+        pytest.skip("a record is not one line")
+    plain, given = kind.line, list[str]()
+
+    def watched(self: LineDialect, line: str) -> bool:
+        job, before = self.out.job, len(self.out.job.table)
+        taken = plain(self, line)
+        if len(self.out.job.table) > (before if self.out.job is job else 0):
+            given.append(line)
+            assert taken is True
+        return taken
+
+    monkeypatch.setattr(kind, "line", watched)
+    jobs = logs.read(path, kind).jobs
+    assert given or not any(len(job.table) for job in jobs)
+
+
 def test_a_line_of_a_script_is_a_line_of_the_log():
     dialect = deepspeed.DeepSpeed()
     assert dialect.line("step 1 loss 2.0")
@@ -577,6 +605,30 @@ def test_a_limit_of_rollouts_is_no_length_and_any_other_is_one(tmp_path, tokens,
     (tmp_path / "a.log").write_text("".join(lines))
     (found,) = ingestion.summaries(tmp_path / "a.log", {})
     assert found["sequence_length"] == length
+
+
+def test_a_figure_is_read_by_its_unit():
+    assert cell("tflops_per_gpu", 4.5e14, "") == ("tflops_per_gpu", 450.0)  # in FLOP/s
+    assert cell("tflops_per_gpu", 450.0, "") == ("tflops_per_gpu", 450.0)
+    assert cell("tokens_per_second", 4.5e14, "") == ("tokens_per_second", 4.5e14)
+    assert cell("iterations_per_second", 4.0, "") == ("seconds", 0.25)
+    assert cell("seconds", 250.0, "ms") == ("seconds", 0.25)
+    assert cell("mfu", 45.0, "") == cell("mfu", 45.0, "%") == ("mfu", 0.45)
+    assert cell("mfu", 0.45, "") == ("mfu", 0.45)
+    assert cell("by_unit", 3.0, "")[0] == ""
+
+
+def test_a_peak_of_memory_is_found_in_a_line_that_says_nothing_else(tmp_path):
+    record = "step: {n} | loss: 2.5 | step_time: 2.0\n"
+    text = record.format(n=1) + "Peak memory: 12.5 GiB\n" + record.format(n=2)
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log").jobs
+    assert job.details["peak_allocated_gib"] == 12.5
+
+
+def test_a_few_steps_or_one_without_a_number_are_left_as_they_are():
+    assert hf_trainer._even([9.0, 21.0], 1.5) == [9.0, 21.0]
+    assert str(hf_trainer._even([9.0, math.nan, 30.0], 1.5)) == "[9.0, nan, 30.0]"
 
 
 def test_steps_of_imprecise_epochs_are_multiples_of_the_roundest_interval():
