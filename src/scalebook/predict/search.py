@@ -113,10 +113,8 @@ def _variations(
     precisions: Sequence[Precision],
     fixed: Collection[str] = (),
 ) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
-    """Yield layouts with a key that is equal where only recomputation and offload differ.
-
-    Of fields that are ``fixed`` any value is kept, not only one that is tried otherwise.
-    """
+    """Yield layouts with a key that is equal where only recomputation and offload differ."""
+    # What is fixed is kept whatever its value: also where it would not be tried.
     kept, seen = {name: getattr(base, name) for name in fixed}, set[tuple[Any, ...]]()
     savings = [
         one for one in _savings(base, shape) if all(kept.get(k, v) == v for k, v in one.items())
