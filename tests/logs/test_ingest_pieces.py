@@ -574,6 +574,37 @@ def test_a_line_that_gives_a_record_is_taken_by_its_dialect(path, kind, monkeypa
     assert given or not any(len(job.table) for job in jobs)
 
 
+@pytest.mark.parametrize(
+    ("line", "length", "batch"),
+    [
+        ("train_seq_len:1024 train_batch_tokens:65536", 1024, 64),
+        ("SEQLEN=512 BS=48", 512, 48),
+        ("the train_seq_len:8 of a sweep", None, None),
+        ("SEQLEN=auto", None, None),
+    ],
+)
+def test_sizes_of_speedruns_are_read_where_a_line_gives_them_whole(tmp_path, line, length, batch):
+    record = "step:{n}/9 train_loss:4.5 train_time:{n}000ms step_avg:1000ms\n"
+    (tmp_path / "a.log").write_text(line + "\n" + "".join(record.format(n=n) for n in (1, 2, 3)))
+    (found,) = ingestion.summaries(tmp_path / "a.log", {}, "nanogpt")
+    assert (found["sequence_length"], found["global_batch_size"]) == (length, batch)
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept"),
+    [
+        ("RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec=8.0", [8.0, 8.0]),  # of these steps
+        ("SamplesPerSec=8.4", []),  # since the start
+    ],
+)
+def test_a_rate_of_deepspeeds_timer_counts_if_it_is_of_the_steps(tmp_path, rates, kept):
+    line = "[2031-08-02 00:0{n}:00,500] [timer.py] epoch=0/micro_step={n}/global_step={n}, "
+    (tmp_path / "a.log").write_text("".join(line.format(n=n) + rates + "\n" for n in (1, 2)))
+    (job,) = logs.read(tmp_path / "a.log", "deepspeed").jobs
+    found = job.table.column("samples_per_second") if job.table.has("samples_per_second") else ()
+    assert [one for one in found if not math.isnan(one)] == kept
+
+
 def test_a_line_of_a_script_is_a_line_of_the_log():
     dialect = deepspeed.DeepSpeed()
     assert dialect.line("step 1 loss 2.0")
