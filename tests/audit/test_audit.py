@@ -552,6 +552,17 @@ def test_a_wrong_number_of_a_result_row_is_found(changes, name):
     assert name in {check.field for check in checks if check.verdict in WRONG}
 
 
+def test_a_row_of_packed_documents_may_count_less_attention():
+    """Four documents of 2,048: a quarter of the attention of 8,192, by hand."""
+    linear, attention = 6 * 7504658432, 6 * 32 * 4096 * 8192  # products; causal pairs
+    tflops = (linear + attention / 4) * 9000 / 1e12
+    rates = {"model_tflops_per_second_per_gpu": tflops, "mfu": tflops / 989.4}
+    for packed, wrong in ((4, False), (1, True), (None, True)):
+        made = row(**rates, packed_documents=packed)
+        checks = audit(parse_results([made], "rows.json")).checks
+        assert any(check.verdict in WRONG for check in checks) is wrong
+
+
 def test_a_row_of_an_unknown_model_is_checked_without_it():
     checks = audit(parse_results([row(model="my-own", accelerator="Foo 9")], "rows.json")).checks
     assert not [check for check in checks if check.verdict in WRONG]

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from scalebook import logs
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs.causes import Ending
-from scalebook.logs.dialects import hf_trainer
+from scalebook.logs.dialects import deepspeed, hf_trainer
+from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rates, steps
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.job import Job
-from scalebook.logs.source import Unwrapped
+from scalebook.logs.pairs import cell, pairs_of
+from scalebook.logs.setting_lines import peak_gib, stated
+from scalebook.logs.source import Unwrapped, clean
+
+# Dialects whose records come in several lines, or wait for a later line or the end of the file.
+KEPT_BACK = {
+    *("deepspeed", "hf-trainer", "megatron-bridge", "megatron-deepspeed", "megatron-lm"),
+    *("primus-megatron", "slime"),
+}
 
 
 def job_of(*rows, dialect="made-up", **fields):
@@ -493,6 +504,170 @@ def test_a_trace_without_an_anatomy_is_noted_with_its_reason():
     jobs = [job_of(details={"breakdown": one}) for one in ({"reason": "No step."}, {"rank": 0}, 3)]
     found = ingestion._no_breakdown(content_of(*jobs, name="t.json"))
     assert found == ["t.json: no step anatomy. No step."]
+
+
+def test_a_script_that_counts_from_zero_has_the_times_of_the_timer_that_counts_from_one(tmp_path):
+    text = '  "train_batch_size": 16,\n'
+    for own, rate in ((0, 8.0), (1, 4.0), (2, 2.0)):
+        text += f"[timer.py] epoch=0/micro_step={own + 1}/global_step={own + 1}, "
+        text += f"RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec={rate}\n"
+        text += f"step {own} loss {5 - own}\n"
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log").jobs
+    found = [list(job.table.column(name)) for name in ("step", "seconds", "loss")]
+    assert found == [[0, 1, 2], [2.0, 4.0, 8.0], [5, 4, 3]]  # 16 samples at 8, 4 and 2 a second
+
+
+def test_the_step_that_a_record_states_wins_over_that_of_a_bar(tmp_path):
+    bar = " {n}%|###   | {n}/100 [00:{n}<01:00,  1.00s/it]\n"
+    record = "{{'loss': 2.5, 'learning_rate': 1e-05, 'current_steps': {n}, 'total_steps': 100}}\n"
+    text = "".join(bar.format(n=n - 2) + record.format(n=n) for n in (20, 40, 60))
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log", "hf-trainer").jobs
+    assert list(job.table.column("step")) == [20, 40, 60]
+
+
+@pytest.mark.parametrize(
+    ("line", "gib"),
+    [
+        ("peak memory allocated: 2,048 MiB", 2.0),
+        ("Peak GPU memory: 12.5 GiB", 12.5),
+        ("Max CUDA memory allocated was 30 GB", 30.0),  # it divides by 2^30
+        ("peak mem: 7 parsecs", None),
+    ],
+)
+def test_a_peak_of_memory_is_read_in_its_unit(line: str, gib: float | None):
+    assert peak_gib(line) == gib
+
+
+@pytest.mark.parametrize("text", ["a \x1b[31mred\x1b[0m b", "a [31mred[0m b", "a red[0m b"])
+def test_colours_are_no_text_even_where_their_escapes_were_lost(text: str):
+    assert clean(text.encode(), "utf-8") == "a red b"
+
+
+def records_in_lines() -> list[tuple[Path, type[LineDialect]]]:
+    """The logs of which each record is one line, read when that line is."""
+    paths = sorted(Path(__file__).parent.glob("*.log"))
+    kinds = ((path, logs.read(path).dialect) for path in paths)
+    return [
+        (path, kind)
+        for path, kind in kinds
+        if issubclass(kind, LineDialect) and kind.name not in KEPT_BACK
+    ]
+
+
+@pytest.mark.parametrize(("path", "kind"), records_in_lines(), ids=lambda one: Path(str(one)).stem)
+def test_a_line_that_gives_a_record_is_taken_by_its_dialect(path, kind, monkeypatch):
+    """Else it is read once more, for settings and for how the run ended."""
+    plain, given = kind.line, list[str]()
+
+    def watched(self: LineDialect, line: str) -> bool:
+        job, before = self.out.job, len(self.out.job.table)
+        taken = plain(self, line)
+        if len(self.out.job.table) > (before if self.out.job is job else 0):
+            given.append(line)
+            assert taken is True
+        return taken
+
+    monkeypatch.setattr(kind, "line", watched)
+    jobs = logs.read(path, kind).jobs
+    assert given or not any(len(job.table) for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("line", "length", "batch"),
+    [
+        ("train_seq_len:1024 train_batch_tokens:65536", 1024, 64),
+        ("SEQLEN=512 BS=48", 512, 48),
+        ("the train_seq_len:8 of a sweep", None, None),
+        ("SEQLEN=auto", None, None),
+    ],
+)
+def test_sizes_of_speedruns_are_read_where_a_line_gives_them_whole(tmp_path, line, length, batch):
+    record = "step:{n}/9 train_loss:4.5 train_time:{n}000ms step_avg:1000ms\n"
+    (tmp_path / "a.log").write_text(line + "\n" + "".join(record.format(n=n) for n in (1, 2, 3)))
+    (found,) = ingestion.summaries(tmp_path / "a.log", {}, "nanogpt")
+    assert (found["sequence_length"], found["global_batch_size"]) == (length, batch)
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept"),
+    [
+        ("RunningAvgSamplesPerSec=8.5, CurrSamplesPerSec=8.0", [8.0, 8.0]),  # of these steps
+        ("SamplesPerSec=8.4", []),  # since the start
+    ],
+)
+def test_a_rate_of_deepspeeds_timer_counts_if_it_is_of_the_steps(tmp_path, rates, kept):
+    line = "[2031-08-02 00:0{n}:00,500] [timer.py] epoch=0/micro_step={n}/global_step={n}, "
+    (tmp_path / "a.log").write_text("".join(line.format(n=n) + rates + "\n" for n in (1, 2)))
+    (job,) = logs.read(tmp_path / "a.log", "deepspeed").jobs
+    found = job.table.column("samples_per_second") if job.table.has("samples_per_second") else ()
+    assert [one for one in found if not math.isnan(one)] == kept
+
+
+def test_a_line_of_a_script_is_a_line_of_the_log():
+    dialect = deepspeed.DeepSpeed()
+    assert dialect.line("step 1 loss 2.0")
+    assert not dialect.line("loss of a friend: 2.0")
+
+
+def test_a_record_has_at_most_so_many_characters():
+    record = "step 7 loss 2.5 "
+    longest = record + "x" * (4000 - len(record))
+    assert pairs_of(longest)[0] == {"step": 7.0, "loss": 2.5}
+    assert pairs_of(longest + "x")[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "precision"),
+    [
+        ("bf16", "bf16"), ("bfloat16", "bf16"), ("torch.float32", "fp32"), ("fp32", "fp32"),
+        ("float16", "fp16"), ("16-mixed", "fp16"),
+    ],
+)  # fmt: skip
+def test_a_number_format_is_read_in_every_spelling(word: str, precision: str):
+    assert ("precision", precision) in stated(f"precision: {word}")
+
+
+@pytest.mark.parametrize(("tokens", "length"), [({}, 4096), ({"global_valid_toks": 9.0}, None)])
+def test_a_limit_of_rollouts_is_no_length_and_any_other_is_one(tmp_path, tokens, length):
+    events = [("global_batch_size", 64, {}), ("max_sequence_length", 4096, {})]
+    events += [
+        ("tracked_stats", {"reduced_train_loss": 2.0, **tokens}, {"samples_count": 64 * n})
+        for n in (1, 2)
+    ]
+    lines = [
+        f':::MLLOG {{"namespace": "", "time_ms": {1000 * n}, "event_type": "POINT_IN_TIME", '
+        f'"key": "{key}", "value": {json.dumps(value)}, "metadata": {json.dumps(more)}}}\n'
+        for n, (key, value, more) in enumerate(events)
+    ]
+    (tmp_path / "a.log").write_text("".join(lines))
+    (found,) = ingestion.summaries(tmp_path / "a.log", {})
+    assert found["sequence_length"] == length
+
+
+def test_a_figure_is_read_by_its_unit():
+    assert cell("tflops_per_gpu", 4.5e14, "") == ("tflops_per_gpu", 450.0)  # in FLOP/s
+    assert cell("tflops_per_gpu", 450.0, "") == ("tflops_per_gpu", 450.0)
+    assert cell("tokens_per_second", 4.5e14, "") == ("tokens_per_second", 4.5e14)
+    assert cell("iterations_per_second", 4.0, "") == ("seconds", 0.25)
+    assert cell("seconds", 250.0, "ms") == ("seconds", 0.25)
+    assert cell("mfu", 45.0, "") == cell("mfu", 45.0, "%") == ("mfu", 0.45)
+    assert cell("mfu", 0.45, "") == ("mfu", 0.45)
+    assert cell("by_unit", 3.0, "")[0] == ""
+
+
+def test_a_peak_of_memory_is_found_in_a_line_that_says_nothing_else(tmp_path):
+    record = "step: {n} | loss: 2.5 | step_time: 2.0\n"
+    text = record.format(n=1) + "Peak memory: 12.5 GiB\n" + record.format(n=2)
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log").jobs
+    assert job.details["peak_allocated_gib"] == 12.5
+
+
+def test_a_few_steps_or_one_without_a_number_are_left_as_they_are():
+    assert hf_trainer._even([9.0, 21.0], 1.5) == [9.0, 21.0]
+    assert str(hf_trainer._even([9.0, math.nan, 30.0], 1.5)) == "[9.0, nan, 30.0]"
 
 
 def test_steps_of_imprecise_epochs_are_multiples_of_the_roundest_interval():

@@ -162,6 +162,28 @@ def test_an_odd_file_of_a_dead_run_keeps_it_from_no_record(tmp_path: Path, name:
     assert store.read_record(leftover.path) == leftover.record
 
 
+def test_no_process_counts_as_killed_for_memory_unless_it_is_said(tmp_path: Path):
+    for end, cause in (
+        (finish_run.Ended(137), "signal"),
+        (finish_run.Ended(137, memory_kills=1), "host_memory"),
+    ):
+        assert finish_run.conclude(partial(tmp_path), end).cause == cause
+
+
+def test_steps_of_the_warm_up_do_not_count_as_measured(tmp_path: Path):
+    """A run whose every measured step the optimizer skipped lost its loss; a warm-up may skip."""
+    for skipped, diverged in (("warmup", False), ("measured", True)):
+        directory = partial(tmp_path)
+        lines = (
+            {"step": n, "phase": phase, "step_seconds": 1.0, "tokens": 64, "loss": 2.0,
+             "skipped": phase == skipped}
+            for n, phase in enumerate(("warmup", "warmup", "measured", "measured", "measured"), 1)
+        )  # fmt: skip
+        (directory / "steps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        record = finish_run.conclude(directory, finish_run.Ended(0))
+        assert (record.cause == "skipped_steps") is diverged
+
+
 def test_a_directory_that_no_record_can_be_made_of_is_one_line_and_keeps_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -353,14 +375,6 @@ def test_every_command_that_trains_records_what_died_before_it(
     assert main((command, *options, *fake)) != 0
     assert not store.partial_directories(tmp_path)
     assert [run.record.status for run in store.read_runs(tmp_path)[0]] == ["interrupted"]
-
-
-def test_no_process_counts_as_killed_for_memory_unless_it_is_said(tmp_path: Path):
-    for end, cause in (
-        (finish_run.Ended(137), "signal"),
-        (finish_run.Ended(137, memory_kills=1), "host_memory"),
-    ):
-        assert finish_run.conclude(partial(tmp_path), end).cause == cause
 
 
 def test_a_run_is_concluded_without_an_object_for_each_of_its_steps(tmp_path, monkeypatch):

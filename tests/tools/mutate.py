@@ -10,6 +10,8 @@ import ast
 import copy
 import os
 import random
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -36,6 +38,12 @@ CORE = {
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
     "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
+    "todo": ("running/todo.py running/finish_run.py",
+             "running/sweep running/recovery running/runner running/pruning"),
+    "checkpoint": ("train/checkpoint", "train/checkpoint"),
+    "lines": ("logs/pairs.py logs/causes.py logs/setting_lines.py logs/iteration_line.py "
+              "logs/source.py logs/dialects",
+              "logs/ingest logs/ingest_pieces logs/logs_dialects running/failures"),
     "ingest": ("logs/ingest", "logs/ingest logs/ingest_pieces logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/amounts predict/model "
                 "predict/search predict/tuning predict/recommended"),
@@ -93,6 +101,14 @@ def mutants(path: Path) -> Iterator[tuple[Path, int, str]]:
                 yield path, index, f"{path.relative_to(ROOT)}:{node.lineno}: {before} -> {after}"
 
 
+def changed_lines(path: Path, since: str) -> set[int]:
+    """Return the numbers of the lines of a file that differ from those of a commit."""
+    command = ["git", "-C", str(ROOT), "diff", "-U0", since, "--", str(path)]
+    diff = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", diff, re.MULTILINE)
+    return {n for start, count in found for n in range(int(start), int(start) + int(count or 1))}
+
+
 def lines_of(path: Path, index: int) -> set[tuple[str, int]]:
     """Return the lines of a change's statement, or none where no function's body holds it."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -115,6 +131,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300, help="changes in all; 0: every one")
     parser.add_argument("--only", nargs="+", choices=CORE, default=list(CORE), metavar="PART")
     parser.add_argument("--seed", type=int, default=1, help="which changes are drawn")
+    parser.add_argument("--since", metavar="COMMIT", help="only lines that changed since then")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     os.nice(10)
@@ -130,6 +147,9 @@ def main() -> None:
         for test in sorted(notes[2] - notes[1].keys()):
             print(f"left out {test}: it fails while lines are noted", flush=True)
         found = [one for file in files for one in mutants(Path(file))]
+        if options.since:
+            new = {Path(file): changed_lines(Path(file), options.since) for file in files}
+            found = [one for one in found if int(one[2].split(":")[1]) in new[one[0]]]
         share = min(options.sample // len(options.only) or len(found), len(found))
         for path, index, words in random.Random(options.seed).sample(found, share):
             chosen = meeting(notes, lines_of(path, index))

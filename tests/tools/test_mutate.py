@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,21 @@ def test_a_change_that_alters_nothing_is_one_that_is_left_out(
     every = [text for _, _, text in mutate.mutants(path)]
     assert [text for text in every if text.endswith(f": {words}")]
     assert not [text for text in left if text.endswith(f": {words}")]
+
+
+def test_lines_that_changed_since_a_commit_are_those_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    file = tmp_path / "a.py"
+    file.write_text("one\ntwo\nthree\nfour\n")
+    git("init")
+    git("add", "a.py")
+    git("commit", "-m", "first")
+    assert mutate.changed_lines(file, "HEAD") == set()
+    file.write_text("one\n2\nthree\nfive\nsix\n")
+    assert mutate.changed_lines(file, "HEAD") == {2, 4, 5}

@@ -339,6 +339,8 @@ def _result(data: Mapping[str, Any], place: str) -> Row:
         for column, field in NUMBERS.items()
         if data.get(column) is not None
     }
+    if data.get("packed_documents") not in (None, 1):
+        words["packed_sequences"] = "yes"
     over = _text(data.get("peak_precision"), place)
     if over and over != words.get("precision"):  # an fp8 run whose MFU is over the bf16 peak
         values = {key: value for key, value in values.items() if key not in PEAK_FIELDS}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import predict as predictions
 from scalebook.cli import run_options
+from scalebook.cli.check import said
 from scalebook.cli.predict import add_network, duration
 from scalebook.cli.terminal import (
     Subparsers,
@@ -335,6 +336,7 @@ def _plan_line(state: Tuning) -> str:
 
 def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int:
     """Print the ranking, and which layouts would be tried first."""
+    from scalebook.facts import catalog, legality
     from scalebook.predict.tuning import refuse_short
 
     steps = [state.trial_step(one) for one in state.survivors if not one.trials]
@@ -358,8 +360,8 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     _print_ranking(base, ranking)
     if not ranking.candidates:
         print("No layout is legal and fits. Change the GPUs, the batch or what --set fixes.")
-        for problem in _illegal(base):
-            print(f"  with the defaults: {problem}")
+        for problem in said(legality.check(base, catalog.model(base.model)), "error"):
+            print(f"  with the defaults: {problem['message']}")
         return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
     for one in steps[:_SHOWN]:
@@ -367,14 +369,6 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     if options.budget_seconds is not None:
         print(_plan_line(state))
     return 0
-
-
-def _illegal(base: RunConfig) -> list[str]:
-    """Return what makes the plainest layout illegal: often what makes all of them so."""
-    from scalebook.facts import catalog, legality
-
-    problems = legality.check(base, catalog.model(base.model))
-    return [one.message for one in problems if one.severity == "error"]
 
 
 def _words(config: RunConfig) -> str:

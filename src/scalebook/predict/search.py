@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,6 +22,10 @@ _CHUNKS = (1, 2, 4)
 # What replicas share, and how often FSDP gathers weights; the last saves most memory.
 _SHARDINGS = (("optimizer", "pass"), ("full", "step"), ("full", "pass"))
 _MOST = 20_000  # layouts of one search
+_DIVISORS = {  # of the number of devices or experts: all are tried
+    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+    "expert_parallel_size",
+}
 
 
 def order(one: Any, reach: float) -> tuple[bool, float]:
@@ -112,11 +116,8 @@ def _variations(
     fixed: Collection[str] = (),
 ) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
     """Yield layouts with a key that is equal where only recomputation and offload differ."""
-
-    def one_of(name: str, values: Iterable[Any]) -> Iterable[Any]:
-        return (kept[name],) if name in kept else values
-
-    kept = {name: getattr(base, name) for name in fixed}
+    # What is fixed is kept whatever its value: also where it would not be tried.
+    kept, seen = {name: getattr(base, name) for name in fixed}, set[tuple[Any, ...]]()
     savings = [
         one for one in _savings(base, shape) if all(kept.get(k, v) == v for k, v in one.items())
     ] or [{}]  # what is fixed, if it is none of these
@@ -128,16 +129,12 @@ def _variations(
         if world % (tensor * stage * context):
             continue
         replicas = world > tensor * stage  # that share parameters; context parallelism counts
-        shardings = dict.fromkeys(
-            (kept.get("data_parallel_sharding", one), kept.get("parameter_gather", gather))
-            for one, gather in (_SHARDINGS if replicas else _SHARDINGS[:1])
-            if gather == "pass" or kept.get("data_parallel_sharding", one) == one
-        )
+        shardings = _SHARDINGS if replicas else _SHARDINGS[:1]
         for precision, chunks, (sharding, gather), micro in product(
             precisions or (base.precision,),
-            one_of("virtual_pipeline_parallel_size", _CHUNKS if stage > 1 else (1,)),
+            _CHUNKS if stage > 1 else (1,),
             shardings,
-            one_of("micro_batch_size", _MICRO_BATCHES),
+            _MICRO_BATCHES,
         ):
             update: dict[str, Any] = {
                 "strategy": "custom",
@@ -153,14 +150,17 @@ def _variations(
                 "micro_batch_size": micro,
                 "precision": precision,
             }
-            own = kept.keys() & {"sequence_parallel", "expert_tensor_parallel_size"}
-            update |= {name: kept[name] for name in own}
+            update |= {name: kept[name] for name in kept.keys() & update.keys() - _DIVISORS}
+            if update["data_parallel_sharding"] != "full":
+                update["parameter_gather"] = kept.get("parameter_gather", "pass")
             asked = base.model_dump(exclude={"last_pipeline_stage_layers"}) | update
             balanced = defaults.following(asked, shape).get("last_pipeline_stage_layers", 0)
-            lasts = one_of("last_pipeline_stage_layers", {0, balanced})
-            for last, saving in product(lasts, savings):
-                update["last_pipeline_stage_layers"] = last
-                yield (*update.values(),), base.model_copy(update=update | saving)
+            for last, saving in product({0, balanced}, savings):
+                update["last_pipeline_stage_layers"] = kept.get("last_pipeline_stage_layers", last)
+                key = (*update.values(),)
+                if (*key, *saving.values()) not in seen:
+                    seen.add((*key, *saving.values()))
+                    yield key, base.model_copy(update=update | saving)
 
 
 def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:

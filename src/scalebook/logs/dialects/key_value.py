@@ -145,7 +145,7 @@ class NanoGPT(LineDialect):
     def _lengths(self, line: str) -> None:
         """Take the length of a sample, and the batch in samples or in tokens."""
         sizes = {name: integer(digits) for name, digits in self._SIZES.findall(line)}
-        length = sizes.get("train_seq_len") or sizes.get("SEQLEN") or 0
+        length = sizes.get("train_seq_len") or sizes.get("SEQLEN")
         if length:
             self.out.tell("sequence_length", length)
             batch = sizes.get("BS", sizes.get("train_batch_tokens", 0) / length)

@@ -227,9 +227,9 @@ def _elementwise(found: Evidence) -> tuple[float | None, Basis, str | None]:
     if shape is None or shape.moe or layout is None or not bandwidth or not rate:
         return None, "computed", "The sizes of the layers or the memory's bandwidth are not known."
     tensor = layout.tensor_parallel_size
-    if tensor > 1 and found.record.is_on("sequence_parallel") is None:
-        return None, "computed", "The run does not say whether it had sequence parallelism."
     replicated = 1 / tensor if layout.sequence_parallel else 1.0
     values = sum(traffic.layer_values(shape, tensor=tensor, replicated=replicated, moe=False))
     size = 2 * values * shape.num_layers + traffic.LOGIT_BYTES * shape.vocab_size / tensor
+    if tensor > 1 and found.record.is_on("sequence_parallel") is None:
+        return None, "computed", "The run does not say whether it had sequence parallelism."
     return rate * tensor * size / (1e12 * bandwidth), "computed", None
