@@ -199,9 +199,9 @@ _ROWS = (
     _row("fused_weight_gradient", "kernel", _TIME, Switch),
     _row("fused_optimizer", "kernel", _TIME, Switch),
     _row("grouped_gemm", "kernel", _TIME, Switch),
-    _row("overlap_grad_reduce", "kernel", _TIME, Switch),
-    _row("overlap_param_gather", "kernel", _TIME, Switch),
-    _row("overlap_tensor_parallel", "kernel", _TIME, Switch),
+    _row("overlap_grad_reduce", "kernel", _TIME, Switch, words="gradient overlap"),
+    _row("overlap_param_gather", "kernel", _TIME, Switch, words="parameter overlap"),
+    _row("overlap_tensor_parallel", "kernel", _TIME, Switch, words="tensor parallel overlap"),
     _row("cuda_graph", "kernel", _TIME, Switch, words="CUDA graph"),
 )  # fmt: skip
 SETTINGS: Mapping[str, Setting] = {row.name: row for row in _ROWS}

@@ -179,7 +179,7 @@ def test_where_not_all_have_room_whole_models_stand_alone_and_the_title_counts(
     figure = charts.utilisation(runs)
     assert figure is not None
     assert {row["run_id"][:5] for row in data_rows(figure.spec())} == {"whole"}
-    words = f"Whole models: {FEW_WHOLE} runs; {MAX_BARS} of the first layers of a model"
+    words = f"Whole models: {FEW_WHOLE} runs; {MAX_BARS} with fewer layers"
     assert figure.spec()["title"].startswith(words)
     few = charts.utilisation(runs.filter(pl.col("run_id") != "whole-0"))
     assert few is not None

@@ -510,10 +510,13 @@ def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
     monkeypatch.setattr(rendering, "find_quarto", lambda: "/nowhere/quarto")
     said: list[str] = []
     runs = write_run(tmp_path / "runs", "a", config()).parent
-    build(Places(runs, tmp_path / "site", root), "auto", said.append)
-    assert said == [
+    index = build(Places(runs, tmp_path / "site", root), "auto", said.append)
+    chosen, sizes = said
+    assert chosen == (
         "The pages are rendered by the built-in renderer; --renderer quarto uses Quarto."
-    ]
+    )
+    assert sizes.startswith(f"Pages in kB: index {index.stat().st_size / 1e3:.0f}, studies ")
+    assert sizes.count(",") == len(PAGES) - 1
 
 
 def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from scalebook.errors import ReportError
 from scalebook.measure.verdicts import Verdict
 from scalebook.report import PAGES, Places, build, check
 from scalebook.report.base.against import kind_of, read_against
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import Markup
+from scalebook.report.charts.figure import Figures
 from scalebook.report.pages import changes_page
 from scalebook.report.site import build_cache
+from scalebook.store import write_json
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -106,8 +111,38 @@ def test_the_history_is_in_the_order_of_the_first_run_at_each_commit(
         ("a" * 12, 2),
     ]
     assert all(one.low < one.rate < one.high for one in points)
+    assert first == "Llama 3.1 8B on H100 (BF16, sequence 8,192) · 8 GPUs"
     # those that ran at one commit only have no history
     assert len({one.configuration for one in points}) == 2
+
+
+def test_a_page_of_changes_has_no_hash_but_in_links_and_names_versions_in_words(
+    folders: tuple[Path, Path],
+) -> None:
+    data = replace(load(folders[1]), against=read_against(*folders))
+    assert data.against
+    shown = str(changes_page.changes(data.against, data).html)
+    gone = re.search("Llama 3.1 8B on 8 x h100 TP4</td>", shown)
+    assert gone and "H100 <span" in shown and "TP8" in shown
+    assert ">1\N{NO-BREAK SPACE}run</td>" in shown
+    text = shown + str(changes_page.versions(data.against).html)
+    text += str(changes_page.others(data.against).html)
+    words = Markup(re.sub("<a .*?</a>", "", text)).striptags()
+    assert "git commit" in words
+    assert "_" not in words
+    assert re.findall(r"\b[0-9a-f]{13,}\b", words) == re.findall(r"\[[0-9a-f]{12}", words) == []
+
+
+def test_a_configuration_has_one_chart_over_its_commits(folders: tuple[Path, Path]) -> None:
+    old, new = folders
+    for path in (old / "dp-old", new / "dp-new"):  # as a record of another version has it
+        record = json.loads((path / "record.json").read_text())
+        write_json(path / "record.json", record | {"config_hash": path.name})
+    drawn = changes_page.history(read_against(old, new))
+    assert isinstance(drawn, Figures)
+    names = [name for name, _ in drawn.parts]
+    assert names == ["Llama 3.1 8B on H100 (BF16, sequence 8,192) · 8 GPUs",
+                     "Llama 3.1 8B on H100 (BF16, sequence 8,192) · TP2 on 8 GPUs"]  # fmt: skip
 
 
 def test_the_page_is_in_the_menu_only_where_it_was_asked_for(
@@ -121,7 +156,7 @@ def test_the_page_is_in_the_menu_only_where_it_was_asked_for(
     links = re.findall(r'<a href="([a-z]+\.html)"(?: aria-current="page")?>', page)
     assert links[: len(PAGES) + 1].count("changes.html") == 1
     assert re.search(r"new is \d+\.\d % slower \(−\d+\.\d to −\d+\.\d %\)", page)
-    assert "git_commit" in page
+    assert "git commit" in page
     assert "2.1" in page
     assert "sb-spec" in page
     plain = build(Places(new, tmp_path / "site", root), "preview", lambda _: None)

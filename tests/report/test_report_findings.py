@@ -301,6 +301,16 @@ def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None
     assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
 
 
+def test_the_highest_mfu_is_that_of_each_peak_the_most_used_first(tmp_path: Path) -> None:
+    for name, precision in (("a", "bf16"), ("b", "bf16"), ("c", "fp32")):
+        made = config(platform="h100", model="llama3.1-8b", precision=precision, repeat=ord(name),
+                      sequence_length=8192)  # fmt: skip
+        write_run(tmp_path, name, made, seconds=300, device=H100, source="measured")
+    text = words(sections.mfu(load(tmp_path)))
+    assert text.startswith("The highest MFU in BF16 is ")
+    assert text.index("The highest MFU in FP32 is ") > 0
+
+
 def test_reasons_that_differ_in_their_figures_are_one() -> None:
     said = [("Too short: 1 step after 0.", "a"), ("No clock.", "b")]
     said += [("Too short: 2 steps after 1.", "c")]

@@ -217,7 +217,7 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     plot = html[html.index('class="sb-dots"') : html.index('class="side"')]
     assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
     assert "H100, sequence 4,096" in plot
-    assert "7\N{NO-BREAK SPACE}configurations" in plot  # of 25, 18 are drawn
+    assert "7\N{NO-BREAK SPACE}more configurations are on" in plot  # of 25, 18 are drawn
 
 
 def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
@@ -342,7 +342,9 @@ def test_runs_that_all_failed_say_how(tmp_path: Path) -> None:
     for name, status in (("a", "failed"), ("b", "timeout"), ("c", "failed")):
         write_run(tmp_path, name, config(), status=status, steps=0, reason="It broke.")
     said = " ".join(sentences(front.screen(load(tmp_path)).html))
-    assert said == "No run completed with a throughput. 3 of 3 runs: 2 failed, 1 timeout."
+    assert said == (
+        "No run completed with a throughput. Without a result: 3 of 3 runs: 2 failed, 1 timeout."
+    )
 
 
 @pytest.mark.parametrize(
@@ -671,10 +673,29 @@ def test_a_kind_of_study_has_a_second_card_after_one_of_each_kind() -> None:
     assert places == sorted(places)
 
 
+def test_memory_is_that_of_what_a_platform_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "cpu", "one", config())
+    (said,) = front._memory(front.Front(load(tmp_path / "cpu")))
+    assert said.replace("\N{NO-BREAK SPACE}", " ") == "The fastest: 0.5 GiB per process."
+    few(tmp_path / "gpu", "precision")
+    (said,) = front._memory(front.Front(load(tmp_path / "gpu")))
+    assert said == "The fastest: 0.5 (BF16) and 0.5 (FP8) GiB per GPU."
+
+
+def test_logs_that_say_too_little_are_told_what_to_add(tmp_path: Path) -> None:
+    write_run(tmp_path, "log", config(), source="ingested", requested={"world_size": 2})
+    said = " ".join(sentences(front.screen(load(tmp_path)).html)).replace("\N{NO-BREAK SPACE}", " ")
+    assert said.startswith("1 run has a rate, but no two can be compared: what they ran is not")
+    assert "scalebook ingest LOG --model NAME --platform NAME --precision bf16" in said
+
+
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
     said = sentences(front.screen(load(tmp_path)).html)
-    assert said == ["No run completed with a throughput.", "1 of 1 run: 1 failed."]
+    assert said == [
+        "No run completed with a throughput.",
+        "Without a result: 1 of 1 run: 1 failed.",
+    ]
 
 
 ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,20 @@ def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_pat
     for name in ("total", "mfu", "each"):
         assert [bar["run_id"] for bar in bars(peak_page.panel(data, name))] == ["middle", "fast"]
     assert peak_page.best(data)["run_id"].to_list() == ["middle", "fast"]
+
+
+def test_the_model_of_most_runs_comes_first_whatever_its_rate(tmp_path: Path) -> None:
+    made = {"platform": "h100", "precision": "bf16", "sequence_length": 4096}
+    for name, model, seconds in (("a", "llama3.2-1b", 1.0), ("b", "llama3.1-8b", 8.0),
+                                 ("c", "llama3.1-8b", 9.0)):  # fmt: skip
+        settings = config(**made, model=model, micro_batch_size=2 if name == "c" else 1)
+        write_run(tmp_path, name, settings, seconds=seconds, device=H100, source="measured")
+    text = str(peak_page.findings(load(tmp_path)).html) + str(
+        peak_page.best_table(load(tmp_path)).html
+    )
+    found = re.findall(r"Llama 3\.[12] \dB", text)
+    assert found[0] == "Llama 3.1 8B"
+    assert peak_page.best(load(tmp_path))["model"].to_list() == ["llama3.2-1b", "llama3.1-8b"]
 
 
 def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:

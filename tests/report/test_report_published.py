@@ -131,11 +131,18 @@ def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
     assert "No run here is on a device" in words(published_page.overview(mine, OTHERS))
 
 
+def test_runs_with_published_counterparts_come_first() -> None:
+    ours = [{"model": name, "accelerator": "H100", "family": "16 bit", "tflops": rate,
+             "run_id": name} for name, rate in (("alone", 100.0), ("known", 200.0))]  # fmt: skip
+    said = list(published_page._standing(tuple(ours), [ours[1] | {"tflops": 300.0}]))
+    assert ["no published result" in one for one in said] == [False, True]
+
+
 def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:
     mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
     text = words(published_page.overview(mine, OTHERS))
     assert "published results of Llama 3.1 8B" not in text
-    assert "1 run of the first layers of a model is only in the table" in text
+    assert "1 run with fewer layers than the model is only in the table" in text
     figure = published_page.chart(mine, OTHERS)
     assert figure is not None
     assert "0 of them ours" in figure.description

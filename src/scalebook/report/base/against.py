@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scalebook import identity
 from scalebook.errors import ReportError
@@ -12,7 +14,13 @@ from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, pool, start_spread
 from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.gate import GateCheck, check
-from scalebook.report.base.naming import sized
+from scalebook.report.base.naming import (
+    model_title,
+    platform_title,
+    precision_title,
+    sequence_words,
+    sized,
+)
 from scalebook.store import Run, read_runs
 
 COMMIT = "git_commit"
@@ -99,23 +107,33 @@ def history(runs: Iterable[Run]) -> list[HistoryPoint]:
     for run in runs:
         known.setdefault(run.record.run_id, run)
     points: list[HistoryPoint] = []
-    groups = identity.alike(known.values(), lambda run: identity.configuration(run.record))
-    for number, group in enumerate(groups, 1):
-        found = _over_commits(group, number)
-        points += found if len(found) > 1 else []
+    named: Counter[str] = Counter()
+    for group in identity.alike(known.values(), lambda run: identity.configuration(run.record)):
+        name = _named(group[0])
+        found = _over_commits(group, f"{name} · {named[name] + 1}" if named[name] else name)
+        if len(found) > 1:
+            named[name] += 1
+            points += found
     return points
 
 
-def _over_commits(runs: Sequence[Run], number: int) -> list[HistoryPoint]:
+def _named(run: Run) -> str:
+    row = _row(run)
+    parts = (precision_title(row["precision"]) or "unknown precision", sequence_words(row))
+    where = f"{model_title(row['model'])} on {platform_title(row['platform'])}"
+    return f"{where} ({', '.join(parts)}) · {sized(row)}"
+
+
+def _over_commits(runs: Sequence[Run], name: str) -> list[HistoryPoint]:
     by_commit: dict[str, list[tuple[Run, Estimate]]] = {}
     for run in sorted(runs, key=lambda run: (run.record.started_at or "", run.record.run_id)):
         commit, known = run.record.environment.get(COMMIT), estimate(measure(run))
         if isinstance(commit, str) and known is not None:
             by_commit.setdefault(commit, []).append((run, known))
-    return [_point(commit, members, number) for commit, members in by_commit.items()]
+    return [_point(commit, members, name) for commit, members in by_commit.items()]
 
 
-def _point(commit: str, members: Sequence[tuple[Run, Estimate]], number: int) -> HistoryPoint:
+def _point(commit: str, members: Sequence[tuple[Run, Estimate]], name: str) -> HistoryPoint:
     record = members[0][0].record
     measures = [measure(run) for run, _ in members]
     platform = record.setting("platform")
@@ -132,14 +150,13 @@ def _point(commit: str, members: Sequence[tuple[Run, Estimate]], number: int) ->
             measures[0].tokens_per_second_high or 0.0,
         )
     )
-    name = f"{record.setting('model')} on {platform} · {sized(_row(members[0][0]))}"
-    name = f"{name} [{record.config_hash or number}]"
     return HistoryPoint(name, commit[:12], record.started_at or "", len(members), rate, low, high)
 
 
-def _row(run: Run) -> dict[str, object]:
+def _row(run: Run) -> dict[str, Any]:
     record = run.record
-    names = (*identity.settings.names("layout"), "platform", "world_size")
+    names = (*identity.settings.names("layout"), "platform", "world_size", "model", "precision")
+    names = (*names, "sequence_length", "packed_documents")
     return {**{name: record.setting(name) for name in names}, **record.observed}
 
 

@@ -99,17 +99,19 @@ def _span(group: str, runs: pl.DataFrame) -> Markup:
 def mfu(data: ReportData) -> Fragment:
     """Return which run uses its device best, under which convention and peak, or why none does."""
     runs = data.completed
-    sentences = [_best_mfu(runs)] if runs["mfu"].drop_nulls().len() else []
-    return bullets([*sentences, *missing_mfu(runs)])
+    known = runs.drop_nulls("mfu").partition_by("peak_precision", maintain_order=True)
+    known.sort(key=lambda same: -same.height)  # the precision of most runs first
+    return bullets([*(_best_mfu(same, len(known) > 1) for same in known), *missing_mfu(runs)])
 
 
-def _best_mfu(runs: pl.DataFrame) -> Markup:
+def _best_mfu(runs: pl.DataFrame, several: bool) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
     split = sized(best)
     return Markup(
-        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by the "
+        "The highest MFU{} is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by the "
         "convention {}, over {} TFLOP/s, the dense {} peak of {}."
     ).format(
+        several * f" in {precision_title(best['peak_precision'])}",
         percent(best["mfu"]),
         model_title(best["model"]),
         f"on {split}" if split[0].isdigit() else f"with {split}",

@@ -23,7 +23,7 @@ def errors(data: pl.DataFrame, families: Sequence[str]) -> Figure | None:
     if data.is_empty():
         return None
     order = sorted(families)
-    scale = alt.Scale(nice=True)
+    scale = alt.Scale(nice=True, padding=6)  # no mark is cut off at the edge
     base = alt.Chart(rows(data)).encode(y=alt.Y("family:N", sort=order, title=None))
     points = base.mark_point(filled=True, size=55).encode(
         x=alt.X(

@@ -163,7 +163,7 @@ def _highest(runs: pl.DataFrame, by: str, what: str) -> tuple[pl.DataFrame, str 
     many, cut = whole.height, ranked.height - whole.height
     if cut and many >= FEW_WHOLE:
         first = f"the {MAX_BARS} highest of {many} {what}" if many > MAX_BARS else f"{many} {what}"
-        title = f"Whole models: {first}; {cut} of the first layers of a model are in the table"
+        title = f"Whole models: {first}; {cut} with fewer layers are in the table"
         return whole.head(MAX_BARS), title
     mixed = f"{MAX_BARS} of {ranked.height} {what}, whole models first, the highest first"
     title = f"The {MAX_BARS} highest of {ranked.height} {what}" if not (cut and many) else mixed

@@ -195,7 +195,7 @@ def fitted(points: pl.DataFrame, curve: pl.DataFrame, many: str) -> Figure:
     y = alt.Y(
         "value:Q",
         title="tokens/s (log)",
-        scale=alt.Scale(type="log", base=2, nice=False),
+        scale=alt.Scale(type="log", nice=False),
         axis=alt.Axis(tickCount=6, format=",.0f"),
     )
     top = pl.col("high").fill_null(_MOST * pl.col("ideal"))

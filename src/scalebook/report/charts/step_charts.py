@@ -278,10 +278,11 @@ BAR_SCHEMA: dict[str, type[pl.DataType]] = {
 # One colour a part in every chart, whichever parts it shows: the order is that of the theme's hues.
 PARTS = (
     "forward", "exposed communication", "backward", "optimizer", "data",
-    "waiting for a stage", "idle", "gradients", "schedule", "outside",
+    "waiting for a stage", "idle", "gradients", "forward and backward", "outside",
 )  # fmt: skip
 KINDS = (
-    "gemm", "communication", "attention", "norm", "elementwise", "optimizer", "other", "copy",
+    "matrix products", "communication", "attention", "norm", "element-wise", "optimizer", "other",
+    "copy",
 )  # fmt: skip
 
 

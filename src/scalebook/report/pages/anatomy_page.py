@@ -24,10 +24,11 @@ _PROFILE_PARTS = {
     "exposed communication": "exposed_communication_seconds", "data": "data_seconds",
     "idle": "idle_seconds",
 }  # fmt: skip
+KIND_WORDS = {"gemm": "matrix products", "elementwise": "element-wise"}
 _MARK_NAMES = {
     "forward": "forward", "backward": "backward", "gradients": "gradients",
     "optimizer": "optimizer", "pipeline": "waiting for a stage", "data": "data",
-    "schedule": "schedule", "outside": "outside",
+    "schedule": "forward and backward", "outside": "outside",
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def profiled_seconds(one: Breakdown) -> dict[str, float]:
     """Return the parts of a profiled step by their names on the page."""
     seconds = _seconds(one)
     replayed = seconds["schedule_seconds"]
-    return ({"schedule": replayed} if replayed else {}) | {
+    return ({"forward and backward": replayed} if replayed else {}) | {
         name: seconds[key] or 0.0 for name, key in _PROFILE_PARTS.items()
     }
 
@@ -106,7 +107,8 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
     for row, one, label in profiles(data):
         total = sum(one.kinds.values())
         if total > 0:
-            ordered = {kind: one.kinds[kind] for kind in KINDS if one.kinds.get(kind, 0.0) > 0}
+            named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
+            ordered = {kind: named[kind] for kind in KINDS if named.get(kind, 0.0) > 0}
             rows += _parts(row, label, ordered, total)
     return charts.anatomy(_bars(rows), KINDS, "share of the time of all kernels")
 
@@ -123,7 +125,7 @@ def parts_table(data: ReportData) -> Fragment:
     columns = (
         *(RUN, RAN, _whole("rank", "Rank"), _whole("steps", "Steps")),
         _time("step_seconds", "Step"),
-        *([_time("schedule_seconds", "Schedule", "forward and backward in one replayed graph")]
+        *([_time("schedule_seconds", "Forward and backward", "in one replayed graph")]
           if any(row["schedule_seconds"] for row in rows) else []),
         *(_time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
         _time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
@@ -136,7 +138,7 @@ def kernels_table(data: ReportData) -> Fragment:
     """Return the longest kernels of each profile."""
     rows = [
         {**row, **kernel.model_dump(), "name": row["name"], "kernel": kernel.name,
-         "rank": one.rank, "of_step": share}
+         "kind": KIND_WORDS.get(kernel.kind, kernel.kind), "rank": one.rank, "of_step": share}
         for row, one, _ in profiles(data)
         for kernel in one.top_kernels[:MOST_KERNELS]
         for share in [kernel.seconds / (one.step_seconds or 1.0)]

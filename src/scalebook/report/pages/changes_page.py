@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -22,10 +24,12 @@ from scalebook.report.base.markup import (
     run_links,
     short_id,
 )
+from scalebook.report.base.naming import fact_words, titled
 from scalebook.report.base.quantities import GLUE, NONE, change, count
 from scalebook.report.charts import rate_charts
 from scalebook.report.charts.figure import Figures
 
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 _COUNTED = ("failure", "new", "gone")
 
 
@@ -72,30 +76,44 @@ def change_words(verdict: Verdict) -> str:
     return f"new is {word} ({low} to {high} %)"
 
 
-def changes(found: Against) -> Fragment:
+def changes(found: Against, data: ReportData) -> Fragment:
     """Return one row per configuration, those that differ for sure first."""
     order = list(KINDS)
+    runs = {row["run_id"]: row for row in data.runs.to_dicts()}
     rows = sorted(found.checks, key=lambda one: (order.index(kind_of(one)), one.name))
     columns = (
         tables.text("kind", "Outcome"),
-        Column("name", "Configuration", lambda row: row["name"], numeric=False, wide=True),
+        replace(tables.RAN, show=_what),
         Column("ratio", "New against old", _change, numeric=False, hint="tokens/s of all GPUs"),
         Column("new", "New runs", lambda row: row["links"], numeric=False),
-        Column("old", "Old runs", lambda row: row["old"], numeric=False, wide=True),
-        Column("detail", "Why", lambda row: row["detail"], numeric=False, wide=True, prose=True),
+        Column("old", "Old runs", lambda row: row["olds"], numeric=False),
+        Column("detail", "Why", lambda row: titled(row["detail"]), numeric=False, wide=True),
     )
-    return tables.table(map(_row, rows), columns, "changes")
+    return tables.table((_row(one, runs) for one in rows), columns, "changes")
 
 
-def _row(one: GateCheck) -> dict[str, Any]:
+def _what(row: Row) -> Markup | str:
+    """Return what a configuration runs; of one that only older runs have, its name."""
+    return tables.RAN.show(row) if "run_id" in row else row["label"]
+
+
+def _row(one: GateCheck, runs: Mapping[str, Row]) -> dict[str, Any]:
     old = ", ".join(map(short_id, one.baseline_runs)) or NONE
     words = KINDS[kind_of(one)]
     known = one.verdict.ratio if one.verdict and isfinite(one.verdict.ratio) else None
+    first = next(iter(one.current_runs), "")
+    own: dict[str, Any] = dict(runs[first]) if first in runs else {}
     return {
-        "kind": words, "name": one.name, "ratio": known, "verdict": one.verdict,
+        "label": _title(one), **own, "kind": words, "ratio": known, "verdict": one.verdict,
         "new": " ".join(one.current_runs) or None, "old": old, "detail": one.detail,
+        "olds": count(len(one.baseline_runs), "run") if one.baseline_runs else NONE,
         "links": run_links(one.current_runs) if one.current_runs else NONE,
     }  # fmt: skip
+
+
+def _title(one: GateCheck) -> str:
+    """Return the gate's name of a configuration without its hash: ``Llama 3.1 8B on 2 x h200``."""
+    return titled(one.name.partition(" [")[0])
 
 
 def _change(row: Row) -> str:
@@ -105,7 +123,7 @@ def _change(row: Row) -> str:
 def versions(found: Against) -> Fragment:
     """Return the versions that differ between new and old runs of one configuration."""
     rows = [
-        {"name": item.name, "old": item.b, "new": item.a, "many": many}
+        {"name": fact_words(item.name), "old": item.b, "new": item.a, "many": many}
         for item, many in version_differences(found.checks)
     ]
     if not rows:
@@ -120,7 +138,7 @@ def versions(found: Against) -> Fragment:
 
 
 def _whole(key: str) -> tables.Show:
-    return lambda row: row[key] or NONE
+    return lambda row: _COMMIT.sub(r"\1", row[key] or NONE)
 
 
 def history(found: Against) -> Figures | Fragment:
@@ -137,8 +155,8 @@ def others(found: Against) -> Fragment:
 def _others(found: Against) -> Iterator[Markup]:
     for one in found.checks:
         if one.failed and one.differences:
-            words = "; ".join(f"{d.name}: new {d.a or 'none'}, old {d.b or 'none'}"
+            words = "; ".join(f"{fact_words(d.name)}: new {d.a or 'none'}, old {d.b or 'none'}"
                               for d in one.differences)  # fmt: skip
-            yield Markup("<strong>{}</strong>: {}.").format(one.name, words)
+            yield Markup("<strong>{}</strong>: {}.").format(_title(one), _COMMIT.sub(r"\1", words))
     if not any(one.failed and one.differences for one in found.checks):
         yield Markup("Nothing else differs where a configuration is faster, slower or failed.")

@@ -401,7 +401,8 @@ def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str
         )
     known = sorted({platform_title(side_name(item.row)) for item in items})
     if not known:
-        return paragraphs("No run has a throughput, so there is nothing to compare.")
+        words = "No run has a rate and all that a comparison needs, so there is nothing to compare."
+        return paragraphs(words)
     if len(known) == 1:
         words = f"All runs with a throughput are of {known[0]}: there is no second side."
         return paragraphs(words)

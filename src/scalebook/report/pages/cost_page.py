@@ -332,7 +332,7 @@ def device_findings(data: ReportData) -> Fragment:
 def device_table(data: ReportData) -> Fragment:
     """Return what was read of the devices of each run with a throughput; nothing without any."""
     read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
-    runs = data.completed.filter(read).sort("group", "energy_joules_per_token", nulls_last=True)
+    runs = data.completed.filter(read)
     if runs.is_empty():
         return Fragment(Markup(""))
     runs = runs.with_columns(millijoules=1e3 * pl.col("energy_joules_per_token"))

@@ -144,7 +144,9 @@ def screen(data: ReportData) -> Fragment:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
-        lost = () if data.runs.is_empty() else _failed(data)
+        lost = [] if data.runs.is_empty() else [*_failed(data)]
+        if not data.unfinished.is_empty():
+            lost[0] = Markup("Without a result: {}").format(lost[0])
         return paragraphs(*_nothing(data), *lost, *changed(data), style="sb-headline")
     asked = studies(data)
     whole = {item.row["run_id"] for item in front.chosen}
@@ -162,13 +164,18 @@ def screen(data: ReportData) -> Fragment:
     )
 
 
-def _nothing(data: ReportData) -> Iterator[str]:
+def _nothing(data: ReportData) -> Iterator[Markup | str]:
     if data.runs.is_empty():
         yield "No run could be read."
     elif data.completed.is_empty():
         yield "No run completed with a throughput."
     else:
-        yield "No run records enough to be compared with another."
+        runs = count(data.completed.height, "run has", "runs have")
+        yield f"{runs} a rate, but no two can be compared: what they ran is not known in full."
+        if "ingested" in set(data.completed["source"]):
+            words = "Say what a log does not: <code>scalebook ingest LOG {}</code>."
+            options = "--model NAME --platform NAME --precision bf16 --sequence-length N"
+            yield Markup(words).format(options)
 
 
 def _heading(front: Front) -> Markup:
@@ -345,11 +352,13 @@ def _memory(front: Front) -> Iterator[Markup]:
     if not ones:
         yield Markup("Memory was not measured.")
         return
+    several = len(ones) > 1
     each = (
-        f"{row['peak_memory_gib']:.1f} ({precision_title(row['precision'])})"
+        f"{row['peak_memory_gib']:.1f}" + several * f" ({precision_title(row['precision'])})"
         for row in (one.row for one in ones)
     )
-    yield Markup("The fastest: {} GiB per GPU.").format(join(each, " and "))
+    unit = units(ones[0].row["platform"])[0]
+    yield Markup("The fastest: {} GiB per {}.").format(join(each, " and "), unit)
     base = ones[0]
     known = [one for one in _rivals(front, base) if one.row["peak_memory_gib"] is not None]
     smaller = [
@@ -547,8 +556,9 @@ def _plot(front: Front) -> Markup:
     rest = len(configurations(item.row for item in front.chosen))
     rest -= sum(not mark.predicted for mark in drawn)
     if rest > 0:
-        words = '{} more on <a href="throughput.html">the page of all runs</a>.'
-        sentences.append(Markup(words).format(count(rest, "configuration")))
+        words = '{} on <a href="throughput.html">the page of all runs</a>.'
+        more = count(rest, "more configuration is", "more configurations are")
+        sentences.append(Markup(words).format(more))
     note = Markup('<p class="note">{}</p>').format(join(sentences, " ")) if sentences else ""
     return title + marks.dots(groups, unit) + note
 

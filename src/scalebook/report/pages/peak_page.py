@@ -105,6 +105,13 @@ def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
     return first.sort(PROXY, order, maintain_order=True)
 
 
+def _by_use(runs: pl.DataFrame, data: ReportData) -> pl.DataFrame:
+    """Return runs with the model that most runs are about first: rates of two are no contest."""
+    used = dict(field(data).group_by("model").len().iter_rows())
+    many = pl.col("model").replace_strict(used, return_dtype=pl.Int64, default=0)
+    return runs.sort(PROXY, -many, maintain_order=True)
+
+
 def _of(runs: pl.DataFrame) -> list[Configuration]:
     """Return the configurations of some runs, the fastest first."""
     return configurations(runs.drop_nulls("rate").iter_rows(named=True))
@@ -145,7 +152,7 @@ def spread(data: ReportData) -> Figure | None:
 
 def best_table(data: ReportData) -> Fragment:
     """Return the best configuration of each group with all its numbers."""
-    runs = best(data)
+    runs = _by_use(best(data), data)
     if runs.is_empty():
         return Fragment(Markup(""))
     columns = (
@@ -171,7 +178,7 @@ def _day(column: str) -> Callable[[Row], str]:
 
 def findings(data: ReportData) -> Fragment:
     """Return the best of each group, what it could do in a day, and the platforms compared."""
-    runs = best(data)
+    runs = _by_use(best(data), data)
     if runs.is_empty():
         none = Markup("No run has a throughput that can be ranked, so there is no peak.")
         return bullets([none, *_left_out(data)])

@@ -167,7 +167,7 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     kept = {row["run_id"] for row in whole(ours)}
     if cut := [row["run_id"] for row in ours if row["run_id"] not in kept]:
         words = (
-            "{} of the first layers of a model {} only in the table: published "
+            "{} with fewer layers than the model {} only in the table: published "
             "results are of whole models ({})."
         )
         verb = "is" if len(cut) == 1 else "are"
@@ -186,11 +186,12 @@ def whole(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
-    """Yield our best run of each model, device and width next to published results."""
+    """Yield our best run of each model, device and width, those with published results first."""
     best: dict[tuple[str, str, str], Row] = {}
     for row in sorted(ours, key=lambda row: row["tflops"]):
         best[row["model"], row["accelerator"], row["family"]] = row
-    for (model, device, width), row in best.items():
+    there = {(item["model"], item["accelerator"], item["family"]) for item in known}
+    for (model, device, width), row in sorted(best.items(), key=lambda one: one[0] not in there):
         rate = quantity(row["tflops"], "TFLOP/s per GPU")
         head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
             model_title(model), device, width, rate, run_link(row["run_id"])

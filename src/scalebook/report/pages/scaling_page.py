@@ -256,7 +256,7 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
         *(
             text("kind", "Scaling"),
             Column("title", "Runs", lambda row: row["title"], numeric=False, wide=True),
-            plain("size", "Projected to"),
+            plain("size", "Projected to", "GPUs"),
         ),
         *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
         plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),

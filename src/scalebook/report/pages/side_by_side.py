@@ -110,7 +110,7 @@ def chooser(items: Sequence[Member], stated: Stated) -> Fragment:
     """Return the menus, the prices and every panel, all but the first hidden."""
     found = panels(items)
     if not found:
-        return paragraphs("All runs with a throughput are of one side: nothing can be chosen.")
+        return paragraphs("No two sides have runs that can be compared, so nothing can be chosen.")
     body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
     product = next(one for one in ANSWERS if one.name == PER_PRICE)
     formula = {name: getattr(product, name) for name in ("constant", "over", "under")}

@@ -597,8 +597,10 @@ def _prediction(runs: _Runs) -> StudyAnswer | None:
     words = "Half of {} ran within {} of the time predicted from others; {} of {} intervals hold."
     middle = percent(median(abs(one.error) for one in ones), 2)
     said = Markup(words).format(count(many, "configuration"), middle, held, many)
+    ranks = " · 1 GPU"  # which tells nothing apart where all have it
+    ranks = ranks if all(one.label.endswith(ranks) for one in ones) else ""
     drawn = [
-        Dot(one.label, 100 * (one.predicted / one.measured - 1),
+        Dot(one.label.removesuffix(ranks), 100 * (one.predicted / one.measured - 1),
             100 * (one.low / one.measured - 1), 100 * (one.high / one.measured - 1),
             change(one.predicted / one.measured - 1), colour=colour(runs.data, one.platform),
             run_id=one.run_ids[0])

@@ -99,6 +99,8 @@ def build(
     _finish(
         site, places.output, chosen, {page.html for page in failed} | {ONE_FILE} if failed else ()
     )
+    sizes = ((page.slug, (places.output / page.html).stat().st_size) for page in places.menu)
+    say(f"Pages in kB: {', '.join(f'{slug} {size / 1e3:.0f}' for slug, size in sizes)}.")
     build_cache.forget_old(places.pages)
     index = places.output / (ONE_FILE if one_file else "index.html")
     if failed:
