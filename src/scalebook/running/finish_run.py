@@ -89,6 +89,7 @@ def conclude(
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     measured, steps_asked = steps.in_phase("measured"), requested.get("steps")
     skipped = sum(measured.skipped())
+    restarted = restart_notes(directory) if any(steps.numbers("restart")) else ()
     result = outcome.classify(
         outcome.EndEvidence(
             exit_code=end.exit_code,
@@ -113,7 +114,7 @@ def conclude(
         inferred_from=inferred_from,
         finished_at=finished,
         of_files=(*unreadable, *harvested, *of_clock),
-        of_steps=_skipped(skipped, len(measured)),
+        of_steps=(*_skipped(skipped, len(measured)), *restarted),
     )
     store.write_record(directory, record)
     for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
@@ -189,7 +190,6 @@ def _record(
             *of_files,
             *(one.sentence() for one in differences),
             *of_steps,
-            *restart_notes(directory),
             *scheduled,
         ),
     )
