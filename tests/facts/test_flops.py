@@ -758,3 +758,15 @@ def test_small_qwen3_models_have_the_parameters_of_their_cards(
     assert round(count.total / 1e9, 1) == total
     tables = count.embedding + count.lm_head
     assert round((count.total - tables) / 1e9, digits) == without_tables
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [  # model cards and papers; each has the shape of an earlier or later model
+        ("llama-7b", 6.7), ("llama-13b", 13.0), ("llama3-8b", 8.0), ("llama3-70b", 70.6),
+        ("llama3.3-70b", 70.6), ("qwen2-0.5b", 0.49), ("qwen2-1.5b", 1.54), ("qwen2-7b", 7.6),
+        ("qwen2-72b", 72.7), ("deepseek-r1", 671.0),
+    ],
+)  # fmt: skip
+def test_models_of_one_shape_have_the_parameters_of_their_cards(name: str, billions: float):
+    assert parameter_count(catalog.model(name)).total / 1e9 == pytest.approx(billions, rel=0.01)
