@@ -605,6 +605,35 @@ def test_a_rate_of_deepspeeds_timer_counts_if_it_is_of_the_steps(tmp_path, rates
     assert [one for one in found if not math.isnan(one)] == kept
 
 
+def test_a_dict_that_goes_on_in_the_next_line_is_one_record(tmp_path):
+    text = "".join(
+        f"{{'loss': {loss}, 'learning_rate': 1e-05,\n 'epoch': {loss / 8}, 'step': {step}}}\n"
+        for step, loss in ((10, 4.0), (20, 2.0))
+    )
+    (tmp_path / "a.log").write_text(text)
+    (job,) = logs.read(tmp_path / "a.log", "hf-trainer").jobs
+    assert list(job.table.column("loss")) == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(("end", "count"), [(" - timing_s/step:6.5", 2), ("", 1)])
+def test_a_last_record_that_was_cut_off_before_its_time_is_none(tmp_path, end, count):
+    record = "step:{n} - actor/pg_loss:0.5 - perf/throughput:640.0"
+    whole = record.format(n=1) + " - timing_s/step:6.5\n"
+    (tmp_path / "a.log").write_text(whole + record.format(n=2) + end)
+    (job,) = logs.read(tmp_path / "a.log", "verl").jobs
+    assert len(job.table) == count
+
+
+def test_of_several_peaks_of_memory_the_highest_counts(tmp_path):
+    record = "step: {n} | loss: 2.5 | step_time: 2.0\n"
+    text = "".join(record.format(n=n) for n in (1, 2))
+    for peaks, highest in (((0.25,), 0.25), ((0.5, 0.75, 0.25), 0.75)):
+        said = "".join(f"Peak memory: {peak} GiB\n" for peak in peaks)
+        (tmp_path / "a.log").write_text(text + said)
+        (job,) = logs.read(tmp_path / "a.log").jobs
+        assert job.details["peak_allocated_gib"] == highest
+
+
 def test_a_line_of_a_script_is_a_line_of_the_log():
     dialect = deepspeed.DeepSpeed()
     assert dialect.line("step 1 loss 2.0")
@@ -655,6 +684,7 @@ def test_a_figure_is_read_by_its_unit():
     assert cell("mfu", 45.0, "") == cell("mfu", 45.0, "%") == ("mfu", 0.45)
     assert cell("mfu", 0.45, "") == ("mfu", 0.45)
     assert cell("by_unit", 3.0, "")[0] == ""
+    assert math.isnan(cell("iterations_per_second", 0.0, "")[1])
 
 
 def test_a_peak_of_memory_is_found_in_a_line_that_says_nothing_else(tmp_path):
