@@ -12,15 +12,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from simulated import config, write_run, write_sample
+from simulated import H100, config, write_run, write_sample
 
 from scalebook.report import PAGES, Places, build
 from scalebook.report.base import frames, html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor
+from scalebook.report.base.quantities import percent
 from scalebook.report.charts import throughput
 from scalebook.report.charts.figure import data_rows, sources_note
-from scalebook.report.site import build_cache, builder, execute
+from scalebook.report.site import build_cache, builder, execute, run_details
 from scalebook.report.site.menu import Page
 from scalebook.report.site.rendering import local_addresses
 from scalebook.report.site.site_check import check
@@ -214,6 +215,21 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
         assert again.runs.equals(data.runs)
         assert again.metrics == data.metrics
         assert now.count('"cell_type"') == page.count('"cell_type"')
+
+
+def test_the_page_of_a_run_names_its_work_and_the_interval_of_its_mfu(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path / "runs", "one", made, seconds=12, device=H100, source="measured")
+    data = frames.load(tmp_path / "runs")
+    run_details.write_details(data, tmp_path / "site", tmp_path / "cache")
+    text = (tmp_path / "site/data/run/0.js").read_text().partition("\n")[2]
+    (found,) = json.loads(text.rstrip(";\n"))
+    assert found["subtitle"] == "BF16, sequence 8,192 · 1 GPU"
+    assert found["status"] == "Completed · measured"
+    assert ["Sequence length", "8,192"] in found["settings"]
+    row = data.runs.row(0, named=True)
+    ends = " to ".join(percent(row[name]) for name in ("mfu_low", "mfu_high"))
+    assert ["MFU", f"{percent(row['mfu'])} ({ends})"] in found["results"]
 
 
 def test_a_change_of_what_predictions_learn_from_makes_pages_anew(

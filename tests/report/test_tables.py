@@ -11,7 +11,7 @@ from simulated import config, write_run, write_sample
 
 from scalebook.report.base import html_tables
 from scalebook.report.base.frames import load
-from scalebook.report.base.markup import anchor, run_link
+from scalebook.report.base.markup import Markup, anchor, run_link
 from scalebook.report.pages.run_findings import failures
 from scalebook.report.site import rendering
 
@@ -142,3 +142,11 @@ def test_a_table_shows_ten_columns_at_first_with_the_work_and_the_rate_among_the
     style = (Path(rendering.ASSETS) / "scalebook.css").read_text()
     assert ".is-short tr > :nth-child(n+11) { display: none; }" in style
     assert "const COLUMNS = 10;" in (Path(rendering.ASSETS) / "scalebook.js").read_text()
+
+
+def test_a_value_that_is_markup_stays_inside_its_attribute() -> None:
+    link = Markup('<a href="u">words</a>')
+    column = html_tables.Column("x", "X", lambda row: row["x"], numeric=False)
+    html = str(html_tables.table([{"x": link}], [column], "links").html)
+    assert html.count("<a ") == 1
+    assert 'data-value="&lt;a href=&#34;u&#34;&gt;words&lt;/a&gt;"' in html

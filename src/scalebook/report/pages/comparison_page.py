@@ -455,9 +455,11 @@ def chart(found: Sequence[Pair]) -> Figures | None:
     groups: dict[str, list[Pair]] = {}
     for pair in found:
         groups.setdefault(sides(pair), []).append(pair)
-    axis = "first over second, throughput per GPU"
+    words = "throughput per GPU of {} over {}"
+    axes = {name: words.format(same[0].name_a, same[0].name_b) for name, same in groups.items()}
     return Figures.of(
-        (name, ratios(_ratio_rows(group), axis, "comparison")) for name, group in groups.items()
+        (name, ratios(_ratio_rows(group), axes[name], "comparison"))
+        for name, group in groups.items()
     )
 
 

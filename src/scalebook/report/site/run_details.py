@@ -143,7 +143,8 @@ def _results(row: Row) -> Iterator[tuple[str, str]]:
         yield "Throughput", interval(row["rate"], *ends, row["rate_unit"])
     for name, key, show in _RESULTS:
         if row.get(key) is not None:
-            yield name, show(row[key])
+            ends = [show(end) for part in ("low", "high") if (end := row.get(f"{key}_{part}"))]
+            yield name, f"{show(row[key])} ({' to '.join(ends)})" if ends else show(row[key])
     for one in registered.every():
         if (value := row.get(one.name)) is not None:
             yield one.words, _shown(value, one.unit)
