@@ -383,7 +383,7 @@ def _drawn(device: torch.device, dtype: torch.dtype, *sizes: tuple[int, ...]) ->
 def _agree(
     tensors: list[Tensor], ours: Callable[..., Tensor], plain: Callable[..., Tensor]
 ) -> bool:
-    """Return whether values and gradients differ by no more than half precision brings about.
+    """Return whether values and gradients differ by no more than half precision makes them.
 
     Its errors are below 1e-2. Against fp32: under a mask, sinks are rounded once more.
     """
