@@ -45,7 +45,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("elementwise", "element-wise kernels", 1.25, 0.4),
         Kind("optimizer", "optimizer", 1.25, 0.4),
         Kind("step", "fixed time of a step", 1.0, 1.0),
-        Kind("waiting", "waits for the slowest device", 1.0, 0.7),
+        Kind("waiting", "waits for the slowest device", 1.0, 0.3),
         Kind("launch", "kernel launches", 1.0, 0.7),
         Kind("tensor_exposed", "tensor-parallel communication", 1.3, 0.7),
         Kind("tensor_piece", "first pieces of overlapped collectives", 1.5, 1.0),

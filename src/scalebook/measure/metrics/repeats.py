@@ -28,7 +28,7 @@ from scalebook.record import RunRecord
 START_SPREAD = 0.005
 START_SPREAD_CPU = 0.02
 # The same from one device of a kind to another: H200s of several nodes at one power cap.
-DEVICE_SPREAD = 0.01
+DEVICE_SPREAD = 0.012
 
 # With eight, two runs on one side decide as often as one; as many repeats outweigh it.
 WORTH = 8.0
