@@ -650,6 +650,7 @@ def test_a_column_of_modes_says_what_is_trained():
     ("heading", "cell", "value"),
     [
         ("Model size (GB)", "15.01", None), ("Parameters", "140 GB", None),
+        ("Parameters", "140GB / 4 (TP) / 4 (PP) = 8.75GB", None),
         ("Params (B)", "8.03", 8.03e9), ("Parameters (billion)", "8.03", 8.03e9),
         ("Params (B)", "8B", 8e9), ("Params", "8.03 billion", 8.03e9), ("Size", "8B", 8e9),
     ],

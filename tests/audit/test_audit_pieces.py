@@ -1484,6 +1484,14 @@ def test_an_mfu_that_only_recomputation_gives_is_possible_and_named():
     assert "holds" in verdicts(tflops, **row, **{tflops: "143.4"})
 
 
+def test_a_count_that_is_as_many_times_wrong_as_there_are_gpus_is_no_slip_of_a_rate():
+    row = {"gpus": "48", "global_batch_size": "48", "data_parallel_size": "1"}
+    (check,) = (
+        one for one in claim(**row, batch_size_per_replica="1") if one.verdict == "contradicts"
+    )
+    assert "of all GPUs or of one" not in check.note
+
+
 def test_counts_too_small_to_divide_by_name_no_slip():
     least = 5e-324
     assert row_checks._slip(row_of(), least, [1e300]) is None

@@ -586,7 +586,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
             if vocabulary.factor(other, unit):
                 name, kind = field_name, other
     factor = vocabulary.factor(kind, unit) if kind else 1.0
-    odd = vocabulary.is_other(kind, unit.lower()) if kind in _BY_UNIT else match["unit"]
+    word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"
+    odd = vocabulary.is_other(kind, word) if kind in _BY_UNIT else match["unit"]
     if factor is None and (kind in _UNIT_NEEDED or odd):
         return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()

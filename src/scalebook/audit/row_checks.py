@@ -188,10 +188,11 @@ _SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 
 _SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
-def _slip(row: Row, stated: float, right: Sequence[float]) -> str | None:
+def _slip(row: Row, stated: float, right: Sequence[float], count: bool = False) -> str | None:
     """Return which slip of a unit the factor between a claim and one of its right values is."""
     gpus = row.values.get("gpus")
-    every = int(gpus.value) if gpus and gpus.interval.exact and gpus.value > 1 else 0
+    rates = gpus is not None and gpus.interval.exact and not count
+    every = int(gpus.value) if gpus and rates and gpus.value > 1 else 0
     ratios = [max(stated / one, one / stated) for one in right if stated > 0 and one > 0]
     for factor in (every, *_SLIPS):
         if factor and any(abs(one / factor - 1) < _SLIP for one in ratios):
@@ -231,7 +232,7 @@ def _explanation(
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
     right = [best.value, *(fact.value for fact in proper if not fact.bound)]
-    if explained is None and (slip := _slip(row, stated.value, right)):
+    if explained is None and (slip := _slip(row, stated.value, right, item.exact)):
         parts.append(slip)
     return "; ".join(parts)
 
