@@ -686,7 +686,9 @@ def test_what_a_prediction_says_of_those_before_their_runs_is_what_they_came_to(
     assert sum(one.held for one in found) == HELD_BEFORE
 
 
-def test_published_dense_results_on_h100_are_predicted_to_a_median_below_five_percent(bench, made) -> None:
+def test_published_dense_results_on_h100_are_predicted_to_a_median_below_five_percent(
+    bench, made
+) -> None:
     misses = bench.published(made)
     assert len(misses) == 84
     assert median(abs(one.error) for one in misses) <= 0.045

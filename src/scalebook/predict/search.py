@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,10 +22,6 @@ _CHUNKS = (1, 2, 4)
 # What replicas share, and how often FSDP gathers weights; the last saves most memory.
 _SHARDINGS = (("optimizer", "pass"), ("full", "step"), ("full", "pass"))
 _MOST = 20_000  # layouts of one search
-_DIVISORS = {  # of the number of devices or experts: all are tried
-    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-    "expert_parallel_size",
-}
 
 
 def order(one: Any, reach: float) -> tuple[bool, float]:
@@ -122,12 +118,7 @@ def _variations(
         one for one in _savings(base, shape) if all(kept.get(k, v) == v for k, v in one.items())
     ] or [{}]  # what is fixed, if it is none of these
     world = base.world_size
-    tensors = [size for size in divisors(world) if size <= min(room or world, 8)]
-    stages = [size for size in divisors(world) if size <= shape.num_layers]
-    experts = divisors(shape.num_experts or 1)
-    for tensor, stage, context, expert in product(tensors, stages, divisors(world), experts):
-        if world % (tensor * stage * context):
-            continue
+    for tensor, stage, context, expert in _sizes(shape, world, room, kept):
         replicas = world > tensor * stage  # that share parameters; context parallelism counts
         shardings = _SHARDINGS if replicas else _SHARDINGS[:1]
         for precision, chunks, (sharding, gather), micro in product(
@@ -150,7 +141,7 @@ def _variations(
                 "micro_batch_size": micro,
                 "precision": precision,
             }
-            update |= {name: kept[name] for name in kept.keys() & update.keys() - _DIVISORS}
+            update |= {name: kept[name] for name in kept.keys() & update.keys()}
             if update["data_parallel_sharding"] != "full":
                 update["parameter_gather"] = kept.get("parameter_gather", "pass")
             asked = base.model_dump(exclude={"last_pipeline_stage_layers"}) | update
@@ -161,6 +152,21 @@ def _variations(
                 if (*key, *saving.values()) not in seen:
                     seen.add((*key, *saving.values()))
                     yield key, base.model_copy(update=update | saving)
+
+
+def _sizes(
+    shape: ModelShape, world: int, room: int | None, kept: Mapping[str, Any]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the tensor, pipeline, context and expert sizes that the devices can have."""
+    tried = {
+        "tensor_parallel_size": [n for n in divisors(world) if n <= min(room or world, 8)],
+        "pipeline_parallel_size": [n for n in divisors(world) if n <= shape.num_layers],
+        "context_parallel_size": divisors(world),
+        "expert_parallel_size": divisors(shape.num_experts or 1),
+    }
+    for sizes in product(*([kept[name]] if name in kept else tried[name] for name in tried)):
+        if world % (sizes[0] * sizes[1] * sizes[2]) == 0:
+            yield sizes
 
 
 def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
