@@ -395,10 +395,10 @@ def test_two_stages_launch_their_experts_at_the_same_time() -> None:
 
 @pytest.mark.parametrize(("world", "deviations"), [(1, 0), (8, 1.4236), (40, 2.1608)])
 def test_a_step_waits_for_the_slowest_of_its_devices(world: int, deviations: float) -> None:
-    """The largest of so many normal values, from tables of order statistics; one is 1 %."""
+    """The largest of so many normal values, from tables of order statistics; one is 1.2 %."""
     found = seconds(world_size=world, nodes=-(-world // 8), global_batch_size=2 * world)
     rest = believed(found, ("waiting", "launch"))
-    assert found.get("waiting", 0) == pytest.approx(deviations * 0.01 * rest, rel=0.01)
+    assert found.get("waiting", 0) == pytest.approx(deviations * 0.012 * rest, rel=0.01)
     assert found["step"] == 0.005
 
 

@@ -19,6 +19,7 @@ from scalebook.predict.fit import NOISE, RateFit, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, belief, machine
 from scalebook.predict.known import KnownRate, _around, configuration, layout, narrowest
 from scalebook.predict.model import _suspect
+from scalebook.record import StepRecord
 
 DEVICE = catalog.accelerator("H100-SXM5-80GB")
 SHAPE = catalog.model("llama3.1-8b")
@@ -99,7 +100,11 @@ def test_what_a_run_took_around_its_steps_includes_the_first(
     end: str | None, around: float | None
 ) -> None:
     """By hand: steps of 4 and 3 s count, the first of 30 s compiles."""
-    steps = [SimpleNamespace(step_seconds=one) for one in (30.0, 4.0, None, 3.0)]
+    times = enumerate((30.0, 4.0, None, 3.0), 1)
+    steps = [
+        StepRecord(step=number, phase="measured", step_seconds=one, tokens=8)
+        for number, one in times
+    ]
     finished = end and f"2026-01-01T{end}Z"
     record = SimpleNamespace(started_at="2026-01-01T00:00:00Z", finished_at=finished)
     assert _around(SimpleNamespace(record=record, steps=steps)) == around
