@@ -13,7 +13,7 @@ from scalebook.errors import ReportError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, pool, start_spread
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import GateCheck, check
+from scalebook.measure.verdicts.gate import MUST_SEE, GateCheck, check
 from scalebook.report.base.naming import (
     model_title,
     platform_title,
@@ -34,6 +34,7 @@ KINDS = {  # of a check, in the order of the page, with its words
     "gone": "gone",
     "no baseline": "without an old rate",
 }
+_COUNTED = ("failure", "new", "gone")
 _OUTCOMES = {
     "unexplained speed-up": "faster",
     "regression": "slower",
@@ -168,3 +169,13 @@ def version_differences(checks: Iterable[GateCheck]) -> list[tuple[Difference, i
             if any(item.name == name or item.name.startswith(f"{name}.") for name in _VERSIONS):
                 found[item] = found.get(item, 0) + 1
     return sorted(found.items(), key=lambda pair: (-pair[1], pair[0].name))
+
+
+def sentence(found: Against) -> str:
+    """Return in at most 25 words how many configurations came out how, new against old."""
+    amounts = {kind: len(found.of(kind)) for kind in KINDS}
+    told = [f"{amounts[kind]} {KINDS[kind]}" for kind in ("faster", "slower", "cannot tell")]
+    told += [f"{amounts['unchanged']} unchanged within {100 * MUST_SEE:.2g}\N{NO-BREAK SPACE}%"]
+    told += [f"{amounts[kind]} {words}" for kind, words in KINDS.items()
+             if kind in _COUNTED and amounts[kind]]  # fmt: skip
+    return f"New runs against the old ones: {', '.join(told)}."

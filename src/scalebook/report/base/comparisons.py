@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from scalebook import identity
+from scalebook.facts.catalog.types import TINY
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answer
 from scalebook.measure.intervals import Interval, point
@@ -29,6 +30,7 @@ from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import (
     UNKNOWN_PLATFORM,
     VERSION_WORDS,
+    is_whole,
     model_title,
     platform_title,
     precision_title,
@@ -98,6 +100,17 @@ class Pair:
 
 def _estimates(side: Sequence[Member]) -> list[Estimate]:
     return [found for item in side if (found := item.estimate) is not None]
+
+
+def comparable(every: Sequence[Member]) -> tuple[Member, ...]:
+    """Return measured runs of whole models on accelerators, or else what comes next to them.
+
+    Models made for a CPU are too small for an accelerator's rate to mean anything.
+    """
+    own = [item for item in every if item.row["source"] == "measured"] or every
+    on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
+    whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
+    return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
 
 
 def shared_row(side: Sequence[Member]) -> Row:

@@ -144,6 +144,19 @@ def verb(model: str, word: str) -> str:
     return word if several else f"{word}{'es' if word.endswith('h') else 's'}"
 
 
+def is_whole(row: Row) -> bool:
+    """Return whether a run trained all layers of its model."""
+    return "@" not in str(row["model"])
+
+
+def on(row: Row) -> str:
+    """Return what a run trained, and on what: ``Llama 3.1 8B on 4 H200 GPUs``."""
+    size, device = row["world_size"], platform_title(row["platform"])
+    one, many = units(row["platform"])
+    amount = f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
+    return f"{model_title(row['model'])} on {amount}"
+
+
 def has_experts(name: str | None) -> bool:
     """Return whether the catalog says that a model is a mixture of experts."""
     try:

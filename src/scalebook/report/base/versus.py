@@ -15,8 +15,9 @@ from scalebook import identity
 from scalebook.identity import alike
 from scalebook.measure.metrics.repeats import Estimate, Pooled, between, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
+from scalebook.report.base.markup import Markup, run_link
 from scalebook.report.base.naming import split_name
-from scalebook.report.base.quantities import number
+from scalebook.report.base.quantities import change, interval, number
 
 Row = Mapping[str, Any]
 
@@ -130,6 +131,31 @@ def estimate_of(row: Row) -> Estimate | None:
     # the ends are of all GPUs, the rate may be per GPU
     ends = (rate * low / total, rate * high / total)
     return Estimate.of(rate, *ends, row.get("steady_steps") or 0)
+
+
+def best_of(rows: Sequence[Row]) -> Configuration:
+    """Return the fastest configuration of runs, those with an interval before those without."""
+    every = configurations(rows)
+    certain = [one for one in every if one.interval[0] is not None]
+    return (certain or every)[0]
+
+
+def gain(verdict: Verdict) -> str:
+    """Return how much more A is than B, with its interval: ``+62.0 % (+59.8 % to +64.2 %)``."""
+    ends = f"{change(verdict.low - 1)} to {change(verdict.high - 1)}"
+    return f"{change(verdict.ratio - 1)} ({ends})"
+
+
+def rate(one: Configuration, unit: str | None = None) -> str:
+    """Return the rate of a configuration with its interval and unit."""
+    return interval(
+        one.rate, *one.interval, one.row["rate_unit"] if unit is None else unit
+    ).rstrip()
+
+
+def linked(one: Configuration, text: str) -> Markup:
+    """Return a text that leads to the run of a configuration."""
+    return run_link(one.row["run_id"], text)
 
 
 def varied(ones: Sequence[Configuration], most: int) -> list[Configuration]:

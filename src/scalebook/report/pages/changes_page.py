@@ -10,9 +10,15 @@ from typing import Any
 
 from scalebook.errors import ReportError
 from scalebook.measure.verdicts import Verdict
-from scalebook.measure.verdicts.gate import MUST_SEE, GateCheck
+from scalebook.measure.verdicts.gate import GateCheck
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.against import KINDS, Against, kind_of, version_differences
+from scalebook.report.base.against import (
+    KINDS,
+    Against,
+    kind_of,
+    sentence,
+    version_differences,
+)
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import (
@@ -30,7 +36,6 @@ from scalebook.report.charts import rate_charts
 from scalebook.report.charts.figure import Figures
 
 _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
-_COUNTED = ("failure", "new", "gone")
 
 
 def of(data: ReportData) -> Against:
@@ -42,16 +47,6 @@ def of(data: ReportData) -> Against:
     if data.against is None:
         raise ReportError("There is nothing to compare with. Use 'scalebook report --against OLD'.")
     return data.against
-
-
-def sentence(found: Against) -> str:
-    """Return in at most 25 words how many configurations came out how, new against old."""
-    amounts = {kind: len(found.of(kind)) for kind in KINDS}
-    told = [f"{amounts[kind]} {KINDS[kind]}" for kind in ("faster", "slower", "cannot tell")]
-    told += [f"{amounts['unchanged']} unchanged within {100 * MUST_SEE:.2g}\N{NO-BREAK SPACE}%"]
-    told += [f"{amounts[kind]} {words}" for kind, words in KINDS.items()
-             if kind in _COUNTED and amounts[kind]]  # fmt: skip
-    return f"New runs against the old ones: {', '.join(told)}."
 
 
 def summary(found: Against) -> Fragment:

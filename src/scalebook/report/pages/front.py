@@ -25,13 +25,22 @@ from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
 from scalebook.report.base import comparisons, sections
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
+from scalebook.report.base.against import sentence as sentence_of_changes
+from scalebook.report.base.comparisons import (
+    Member,
+    Pair,
+    comparable,
+    members,
+    platform_pairs,
+    side_name,
+)
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
     brief,
     model_title,
+    on,
     platform_title,
     precision_title,
     sequence_words,
@@ -41,23 +50,21 @@ from scalebook.report.base.naming import (
     with_options,
 )
 from scalebook.report.base.quantities import count, interval, percent, quantity
-from scalebook.report.base.versus import Configuration, configurations, shares, varied, verdict_on
+from scalebook.report.base.versus import (
+    Configuration,
+    best_of,
+    configurations,
+    linked,
+    rate,
+    shares,
+    varied,
+    verdict_on,
+)
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.pages import changes_page
 from scalebook.report.pages.cost_page import rate_of
 from scalebook.report.pages.published_page import best_by_precision
-from scalebook.report.pages.studies import (
-    Study,
-    best_of,
-    colour,
-    comparable,
-    linked,
-    mark,
-    on,
-    rate,
-    studies,
-)
+from scalebook.report.pages.studies import Study, colour, mark, studies
 
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
@@ -197,7 +204,7 @@ def changed(data: ReportData) -> Iterator[Markup]:
     """Yield what changed since older runs, where the report was asked for it."""
     if data.against is not None:
         words = '<a href="changes.html">{}</a>'
-        yield Markup(words).format(changes_page.sentence(data.against))
+        yield Markup(words).format(sentence_of_changes(data.against))
 
 
 def _sentence(ones: Sequence[Configuration]) -> Markup:

@@ -246,48 +246,33 @@ class Compared:
         return self.low <= self.measured <= self.high
 
 
-def compare(data: ReportData) -> tuple[Compared, ...]:
+def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, ...]:
     """Return every configuration of the report's runs against its prediction, best known first.
 
-    A configuration is predicted from the runs of all others, on any device.
+    A configuration is predicted from the runs of all others, on any device; those of ``run_ids``
+    from the runs of no such configuration.
     """
     rates = known_rates([data.folder], _newest(data))[0][-MOST_RUNS:]
     probes, _ = read_probes(data.folder)
     groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
     for rate in rates:
-        groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
+        if not run_ids or rate.run_id in run_ids:
+            groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
+    asked = {own for _, own in groups} if run_ids else set[str]()
     labels = dict(data.runs.select("run_id", "label").iter_rows())
+    made: dict[str, Predictor] = {}
     found: list[Compared] = []
     for (platform, own), same in [*groups.items()][-MOST_CONFIGURATIONS:]:
-        made = predictor(
-            platform,
-            rates,
-            probes,
-            leave_out=lambda other, own=own: configuration(other.config, other.ran) == own,
-        )
-        if not made.fitted.samples:
-            continue
-        found.append(_compared(made, platform, same, labels))
-    return tuple(sorted(found, key=lambda one: -abs(one.error)))
-
-
-def foretold(data: ReportData, run_ids: Collection[str]) -> tuple[Compared, ...]:
-    """Return the configurations of these runs against predictions from all other configurations."""
-    rates = known_rates([data.folder], _newest(data))[0]
-    probes, _ = read_probes(data.folder)
-    groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
-    for rate in rates:
-        if rate.run_id in run_ids:
-            groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
-    own = {ran for _, ran in groups}
-    rates = tuple(rate for rate in rates if configuration(rate.config, rate.ran) not in own)
-    made = {platform: predictor(platform, rates, probes) for platform, _ in groups}
-    labels = dict(data.runs.select("run_id", "label").iter_rows())
-    found = [
-        _compared(made[platform], platform, same, labels)
-        for (platform, _), same in groups.items()
-        if made[platform].fitted.samples
-    ]
+        if not asked or platform not in made:
+            apart = asked or {own}
+            made[platform] = predictor(
+                platform,
+                rates,
+                probes,
+                leave_out=lambda one, apart=apart: configuration(one.config, one.ran) in apart,
+            )
+        if made[platform].fitted.samples:
+            found.append(_compared(made[platform], platform, same, labels))
     return tuple(sorted(found, key=lambda one: -abs(one.error)))
 
 

@@ -24,6 +24,7 @@ from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.comparisons import (
     Member,
+    comparable,
     equal_work,
     members,
     platform_pairs,
@@ -35,7 +36,9 @@ from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
+    is_whole,
     model_title,
+    on,
     platform_title,
     precision_title,
     sequence_words,
@@ -43,13 +46,21 @@ from scalebook.report.base.naming import (
     units,
     verb,
 )
-from scalebook.report.base.quantities import change, count, duration, interval, percent, times
+from scalebook.report.base.quantities import change, count, duration, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
-from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.base.versus import (
+    Configuration,
+    best_of,
+    configurations,
+    gain,
+    linked,
+    rate,
+    verdict_on,
+)
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.comparison_page import Ablation, ablations
-from scalebook.report.pages.predicted_page import foretold
+from scalebook.report.pages.predicted_page import compare
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
@@ -190,37 +201,6 @@ def colour(data: ReportData, platform: str | None) -> int:
     return known.index(platform) if platform in known else len(known)
 
 
-def is_whole(row: Row) -> bool:
-    """Return whether a run trained all layers of its model."""
-    return "@" not in str(row["model"])
-
-
-def on(row: Row) -> str:
-    """Return what a run trained, and on what: ``Llama 3.1 8B on 4 H200 GPUs``."""
-    size, device = row["world_size"], platform_title(row["platform"])
-    one, many = units(row["platform"])
-    amount = f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
-    return f"{model_title(row['model'])} on {amount}"
-
-
-def gain(verdict: Verdict) -> str:
-    """Return how much more A is than B, with its interval: ``+62.0 % (+59.8 % to +64.2 %)``."""
-    ends = f"{change(verdict.low - 1)} to {change(verdict.high - 1)}"
-    return f"{change(verdict.ratio - 1)} ({ends})"
-
-
-def rate(one: Configuration, unit: str | None = None) -> str:
-    """Return the rate of a configuration with its interval and unit."""
-    return interval(
-        one.rate, *one.interval, one.row["rate_unit"] if unit is None else unit
-    ).rstrip()
-
-
-def linked(one: Configuration, text: str) -> Markup:
-    """Return a text that leads to the run of a configuration."""
-    return run_link(one.row["run_id"], text)
-
-
 def mark(data: ReportData, one: Configuration, name: str, note: str = "") -> Dot:
     """Return the row of a chart that shows the rate of a configuration."""
     low, high = one.interval
@@ -275,24 +255,6 @@ def _equal_work(runs: _Runs, best: Sequence[Configuration]) -> tuple[bool, Marku
     every = [item for item in comparable(runs.every) if item.row["model"] in models]
     known = ((items is own, equal_work(tuple(platform_pairs(items)))) for items in (own, every))
     return next(((mine or not runs.planned, said) for mine, said in known if said), None)
-
-
-def comparable(every: Sequence[Member]) -> tuple[Member, ...]:
-    """Return measured runs of whole models on accelerators, or else what comes next to them.
-
-    Models made for a CPU are too small for an accelerator's rate to mean anything.
-    """
-    own = [item for item in every if item.row["source"] == "measured"] or every
-    on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
-    whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
-    return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
-
-
-def best_of(rows: Sequence[Row]) -> Configuration:
-    """Return the fastest configuration of runs, those with an interval before those without."""
-    every = configurations(rows)
-    certain = [one for one in every if one.interval[0] is not None]
-    return (certain or every)[0]
 
 
 def _scaling(runs: _Runs) -> StudyAnswer | None:
@@ -590,7 +552,7 @@ def _hundred(share: float | None) -> float | None:
 
 def _prediction(runs: _Runs) -> StudyAnswer | None:
     """Answer how far off predictions of these runs from those of other configurations are."""
-    ones = foretold(runs.data, set(runs.frame["run_id"]))
+    ones = compare(runs.data, set(runs.frame["run_id"]))
     if not ones:
         return None
     held, many = sum(one.held for one in ones), len(ones)
