@@ -13,7 +13,7 @@ from simulated import H100, config, write_run
 from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
-from scalebook.measure.metrics.repeats import estimate, start_spread
+from scalebook.measure.metrics.repeats import between, estimate, start_spread
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.gate import GateCheck, check, junit, markdown
@@ -119,6 +119,7 @@ def test_a_baseline_of_other_devices_has_their_spread_in_its_interval(tmp_path):
     base, new, again = (read_runs(tmp_path / name)[0] for name in ("base", "new", "again"))
     assert check(base, new)[0].verdict.start_spread == pytest.approx(0.013)
     assert check(base, again)[0].verdict.start_spread == 0.005
+    assert between(0.02, other_devices=True) == 0.02  # measured: devices may be in it
 
 
 def test_a_change_that_must_be_seen_is_above_the_tolerance(folders):

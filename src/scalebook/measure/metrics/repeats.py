@@ -121,13 +121,13 @@ def start_spread(platform: str | None) -> float:
 
 
 def between(start: float, other_devices: bool | None) -> float:
-    """Return a spread of starts with that of devices, where two sides ran on other ones.
+    """Return a spread of starts, with that of devices at least where two sides ran on other ones.
 
-    What the environment variable states stands for both.
+    A measured one may be of repeats on several devices; what the environment states is for both.
     """
     if not other_devices or os.environ.get(SPREAD_VARIABLE):
         return start
-    return math.hypot(start, DEVICE_SPREAD)
+    return max(start, math.hypot(START_SPREAD, DEVICE_SPREAD))
 
 
 def read_spread(text: str) -> float:

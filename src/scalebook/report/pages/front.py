@@ -23,17 +23,10 @@ from scalebook.measure.intervals import point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
-from scalebook.report.base import comparisons, sections
+from scalebook.report.base import comparisons, sections, versus
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import sentence as sentence_of_changes
-from scalebook.report.base.comparisons import (
-    Member,
-    Pair,
-    comparable,
-    members,
-    platform_pairs,
-    side_name,
-)
+from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
@@ -50,16 +43,7 @@ from scalebook.report.base.naming import (
     with_options,
 )
 from scalebook.report.base.quantities import count, interval, percent, quantity
-from scalebook.report.base.versus import (
-    Configuration,
-    best_of,
-    configurations,
-    linked,
-    rate,
-    shares,
-    varied,
-    verdict_on,
-)
+from scalebook.report.base.versus import Configuration, best_of, configurations, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.cost_page import rate_of
@@ -71,8 +55,7 @@ TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_JUMPS, MOST_CARDS = 3, 2, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
-MOST_SIDES = 3  # platforms of a group that its heading names
-MOST_CHARACTERS = 34  # of a name on one line of the first chart
+MOST_SIDES, MOST_CHARACTERS = 3, 34  # platforms in a heading, characters of a name on one line
 HEADLINE_SHARE = 2  # a model with this part of the runs of the first has a headline
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
@@ -99,7 +82,7 @@ class Front:
     @cached_property
     def chosen(self) -> tuple[Member, ...]:
         """Whole models on accelerators; where there are none, what comes next to them."""
-        return comparable(self.every)
+        return comparisons.comparable(self.every)
 
     @cached_property
     def runs_of_models(self) -> Counter[str]:
@@ -180,9 +163,8 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
         runs = count(data.completed.height, "run has", "runs have")
         yield f"{runs} a rate, but no two can be compared: what they ran is not known in full."
         if "ingested" in set(data.completed["source"]):
-            words = "Say what a log does not: <code>scalebook ingest LOG {}</code>."
             options = "--model NAME --platform NAME --precision bf16 --sequence-length N"
-            yield Markup(words).format(options)
+            yield Markup(f"Say what a log does not: <code>scalebook ingest LOG {options}</code>.")
 
 
 def _heading(front: Front) -> Markup:
@@ -203,8 +185,7 @@ def _heading(front: Front) -> Markup:
 def changed(data: ReportData) -> Iterator[Markup]:
     """Yield what changed since older runs, where the report was asked for it."""
     if data.against is not None:
-        words = '<a href="changes.html">{}</a>'
-        yield Markup(words).format(sentence_of_changes(data.against))
+        yield Markup('<a href="changes.html">{}</a>').format(sentence_of_changes(data.against))
 
 
 def _sentence(ones: Sequence[Configuration]) -> Markup:
@@ -237,7 +218,7 @@ def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     words = "Best layout on {}: {}, {}; 95 % intervals in brackets."
     yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
     if len(ones) > 1:
-        against = verdict_on(ones[-1], ones[0])
+        against = versus.verdict_on(ones[-1], ones[0])
         if against is not None:
             fast, slow = (precision_title(one.row["precision"]) for one in (ones[-1], ones[0]))
             yield Markup("{} is {} as fast as {}.").format(fast, comparisons.ratio(against), slow)
@@ -261,7 +242,7 @@ def _ingested(front: Front) -> Iterator[Markup]:
     found = [item for item in front.every if item.row["source"] == "ingested"]
     if found and front.chosen[0].row["source"] == "measured":
         model = front.best[0][0].row["model"]
-        rows = [item.row for item in comparable(found)]
+        rows = [item.row for item in comparisons.comparable(found)]
         best = best_of([row for row in rows if row["model"] == model] or rows)
         words = "Ingested runs are not ranked with measured ones: the best, {}, reached {}."
         yield Markup(words).format(on(best.row), linked(best, rate(best)))
@@ -306,7 +287,7 @@ def _certainty(front: Front) -> Iterator[Markup]:
     if not rivals:
         yield Markup("Best layout on {}: only {} ran.").format(where, name)
     else:
-        other, against = _short(front, rivals[0].row), verdict_on(best, rivals[0])
+        other, against = _short(front, rivals[0].row), versus.verdict_on(best, rivals[0])
         if against is None:
             words = "On {}, {} leads {} by {}; the second has too few steps for an interval."
             lead = percent(best.rate / rivals[0].rate - 1, 2)
@@ -359,12 +340,11 @@ def _memory(front: Front) -> Iterator[Markup]:
     if not ones:
         yield Markup("Memory was not measured.")
         return
-    several = len(ones) > 1
+    unit, several = units(ones[0].row["platform"])[0], len(ones) > 1
     each = (
         f"{row['peak_memory_gib']:.1f}" + several * f" ({precision_title(row['precision'])})"
         for row in (one.row for one in ones)
     )
-    unit = units(ones[0].row["platform"])[0]
     yield Markup("The fastest: {} GiB per {}.").format(join(each, " and "), unit)
     base = ones[0]
     known = [one for one in _rivals(front, base) if one.row["peak_memory_gib"] is not None]
@@ -374,7 +354,7 @@ def _memory(front: Front) -> Iterator[Markup]:
     if smaller:
         words = "In {:.1f} GiB, {} slower{}: {}."
         one = smaller[0]
-        against = verdict_on(one, base)
+        against = versus.verdict_on(one, base)
         sure = "" if against is not None else " (no interval)"
         less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(front, one.row))
         yield Markup(words).format(one.row["peak_memory_gib"], less, sure, layout)
@@ -469,7 +449,7 @@ def _missing(front: Front) -> Markup | None:
         )  # fmt: skip
     best = front.best[0][-1]
     rivals = _rivals(front, best)
-    against = verdict_on(best, rivals[0]) if rivals else None
+    against = versus.verdict_on(best, rivals[0]) if rivals else None
     if against is not None and against.word == "cannot tell" and against.advice:
         return Markup("{} {}").format(
             f"{_short(front, best.row)} or {_short(front, rivals[0].row)}:", against.advice
@@ -520,14 +500,16 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
     """Yield each group with its heading and the best published rates of its work."""
     each = [configurations(rows) for rows in shown]
     several = len({rows[0]["model"] for rows in shown}) > 1
-    for rows, ones, left in zip(shown, each, shares(map(len, each), MOST_DRAWN), strict=True):
+    for rows, ones, left in zip(
+        shown, each, versus.shares(map(len, each), MOST_DRAWN), strict=True
+    ):
         sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
         where = join(sides, " and ") if len(sides) <= MOST_SIDES else f"{len(sides)} platforms"
         heading = f"{where}, {sequence_words(rows[0])}"
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
         firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
         lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
-        drawn = _drawn(front.data, varied(ones, left), lines)
+        drawn = _drawn(front.data, versus.varied(ones, left), lines)
         held = {one.target for one in drawn}
         own = {name: at for name, at in lines.items() if name in held}
         yield heading, _with_prediction(front, ones, drawn), own

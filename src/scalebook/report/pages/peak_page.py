@@ -106,7 +106,7 @@ def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
 
 
 def _by_use(runs: pl.DataFrame, data: ReportData) -> pl.DataFrame:
-    """Return runs, the model that most runs train first: rates of two models do not compare."""
+    """Return runs with the model that most runs are about first; rates of two are not compared."""
     used = dict(field(data).group_by("model").len().iter_rows())
     many = pl.col("model").replace_strict(used, return_dtype=pl.Int64, default=0)
     return runs.sort(PROXY, -many, maintain_order=True)

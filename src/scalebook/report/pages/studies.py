@@ -22,6 +22,7 @@ from scalebook.plan.document import KINDS, read_document
 from scalebook.project import root
 from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
+from scalebook.report.base import versus
 from scalebook.report.base.comparisons import (
     Member,
     comparable,
@@ -48,15 +49,7 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import change, count, duration, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
-from scalebook.report.base.versus import (
-    Configuration,
-    best_of,
-    configurations,
-    gain,
-    linked,
-    rate,
-    verdict_on,
-)
+from scalebook.report.base.versus import Configuration, best_of, configurations, gain, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.comparison_page import Ablation, ablations
@@ -143,7 +136,6 @@ def studies(data: ReportData) -> tuple[Study, ...]:
         plan = record.schedule.get("plan")
         asked, question = _committed().get(str(plan), ("", ""))
         kind = record.schedule.get("kind")
-        # a question of the checkout has the form of answer that the checkout gives it today
         kind = asked if not kind or question == record.schedule.get("question") else kind
         if kind in KINDS and isinstance(plan, str):
             planned.setdefault((kind, plan), []).append(record)
@@ -309,9 +301,8 @@ def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnsw
         return None
     ones = max(found, key=_importance)
     best, second = ones[:2]
-    against = verdict_on(best, second)
+    against = versus.verdict_on(best, second)
     work = f"sequence {best.row['sequence_length']:,}"
-    # what the question of a tuned plan names leaves room for the micro batch
     work = work if named is _with_micro_batch else f"{on(best.row)} at {work}"
     name = named(best.row)
     other = named(second.row).removeprefix(f"{split_name(best.row)}, ")
@@ -366,7 +357,7 @@ def _behind(
     made = [Dot(named(best.row), 0.0, text="best", colour=colour(data, best.row["platform"]),
                  run_id=best.row["run_id"])]  # fmt: skip
     for one in ones[1:MOST_ROWS]:
-        against = verdict_on(one, best)
+        against = versus.verdict_on(one, best)
         ends = (100 * (against.low - 1), 100 * (against.high - 1)) if against else (None, None)
         lost = one.rate / best.rate - 1
         tint = colour(data, one.row["platform"])
@@ -476,7 +467,7 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
         narrow = [row for row in same if str(row["precision"]).startswith(("fp8", "mxfp8", "fp4"))]
         if wide and narrow:
             fast, base = best_of(narrow), best_of(wide)
-            found.append((fast, base, verdict_on(fast, base)))
+            found.append((fast, base, versus.verdict_on(fast, base)))
     if not found:
         return None
     found.sort(key=lambda one: (not is_whole(one[0].row), one[2] is None, one[0].row["model"]))
@@ -537,17 +528,13 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     toys = len({one.row["model"].startswith(TINY) for one in best}) > 1
     drawn = [
         Dot(model_title(one.row["model"]), 100 * one.row["mfu"],
-            _hundred(one.row["mfu_low"]), _hundred(one.row["mfu_high"]),
-            percent(one.row["mfu"]), colour=colour(runs.data, one.row["platform"]),
+            low, high, percent(one.row["mfu"]), colour=colour(runs.data, one.row["platform"]),
             run_id=one.row["run_id"])
         for one in best[:MOST_ROWS]
+        for low, high in [[end and 100 * end for end in (one.row["mfu_low"], one.row["mfu_high"])]]
         if one.row["mfu"] is not None and not (toys and one.row["model"].startswith(TINY))
     ]  # fmt: skip
     return StudyAnswer(verdict, marks.bars(drawn, "MFU, %") if drawn else Markup(""), ids)
-
-
-def _hundred(share: float | None) -> float | None:
-    return None if share is None else 100 * share
 
 
 def _prediction(runs: _Runs) -> StudyAnswer | None:
@@ -559,10 +546,8 @@ def _prediction(runs: _Runs) -> StudyAnswer | None:
     words = "Half of {} ran within {} of the time predicted from others; {} of {} intervals hold."
     middle = percent(median(abs(one.error) for one in ones), 2)
     said = Markup(words).format(count(many, "configuration"), middle, held, many)
-    ranks = " · 1 GPU"  # which tells nothing apart where all have it
-    ranks = ranks if all(one.label.endswith(ranks) for one in ones) else ""
     drawn = [
-        Dot(one.label.removesuffix(ranks), 100 * (one.predicted / one.measured - 1),
+        Dot(one.label.removesuffix(" · 1 GPU"), 100 * (one.predicted / one.measured - 1),
             100 * (one.low / one.measured - 1), 100 * (one.high / one.measured - 1),
             change(one.predicted / one.measured - 1), colour=colour(runs.data, one.platform),
             run_id=one.run_ids[0])
