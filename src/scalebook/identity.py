@@ -22,6 +22,7 @@ Item = TypeVar("Item")
 
 # The software whose version can change a speed. transformer_engine is null where it is not there.
 VERSIONS = ("torch", "megatron_core", "transformer_engine")
+KERNELS = ("window_attention", "context_parallel_communication")  # by which a run computed
 _NEVER = frozenset(settings.named("never"))
 # Work that a log from elsewhere mentions only where there is any.
 _UNUSUAL = ("mtp_layers", "packed_documents")
@@ -120,8 +121,7 @@ def configuration(record: RunRecord) -> str | None:
 def repeat(record: RunRecord) -> str | None:
     """Return what repeats share: configuration and software, as it ran where that was left open."""
     found, needed = _configuration(record, record.in_force)
-    for name in ("window_attention", "context_parallel_communication"):  # by which kernels
-        found[name] = record.observed.get(name)
+    found |= {name: record.observed.get(name) for name in KERNELS}
     stood_on = software(record)
     # Without Transformer Engine its version is none, so that None is an answer.
     needed |= {name: stood_on[name] for name in ("torch", "megatron_core")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,12 @@ def test_several_layers_of_a_model_take_a_verb_in_the_plural() -> None:
     assert [verb("llama3.1-8b", one) for one in ("keep", "reach")] == ["keeps", "reaches"]
     assert [verb("llama3.1-8b@8", one) for one in ("keep", "reach")] == ["keep", "reach"]
     assert verb("mixtral-8x7b@1", "reach") == "reaches"
+
+
+def test_no_label_of_the_examples_needs_an_id_and_kernels_are_named(root: Path) -> None:
+    labels = dict(load(root / "runs/examples").runs.select("run_id", "label").iter_rows())
+    assert not [label for label in labels.values() if re.search(r"\b[0-9a-f]{12}\b", label)]
+    ways = [label for run, label in labels.items() if run.endswith("2c9ec5c7603d")]
+    assert ways == [ways[0], f"{ways[0]} · keys gathered first"]
+    older = "20261129-114150-gpt-oss-20b-2-w1-063d71669a05"
+    assert labels[older].endswith("windows by an unknown kernel")

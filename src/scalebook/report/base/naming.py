@@ -255,6 +255,11 @@ def _either(names: tuple[str, ...]) -> re.Pattern[str]:
 TELLING_VALUES = {  # settings whose value says it all
     ("layer_spec", "transformer_engine"): "Transformer Engine's layers",
     ("layer_spec", "torch"): "torch's layers",
+    ("window_attention", "fused"): "fused windows",
+    ("window_attention", "masked"): "windows by a mask",
+    ("window_attention", "unknown"): "windows by an unknown kernel",
+    ("context_parallel_communication", "all_gather"): "keys gathered first",
+    ("context_parallel_communication", "overlapped_all_gather"): "keys gathered behind attention",
     **{("recompute", mode): f"{mode} recomputation" for mode in ("full", "pointwise", "selective")},
 }
 OFF = (None, False, "off", "none")
@@ -367,7 +372,7 @@ SIZES = named("size")
 TELLING = named("off default")
 NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
 # Named only where nothing else tells two runs apart.
-MINOR = frozenset({*named("last"), *identity.VERSIONS, "image"})
+MINOR = frozenset({*named("last"), *identity.VERSIONS, *identity.KERNELS, "image"})
 # What an ingested log tells of a run that was asked nothing.
 RAN = (*SIZES, "recompute", "data_parallel_sharding")
 
@@ -488,7 +493,8 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
         if name in record.requested or asked[name] != "auto"
     }
     ran = {name: record.observed.get(name) for name in RAN}
-    return {**ran, **known, **identity.software(record)}
+    kernels = {name: record.observed.get(name) or "unknown" for name in identity.KERNELS}
+    return {**ran, **kernels, **known, **identity.software(record)}
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:
