@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 330,
-    "lines": 68125,
+    "lines": 68124,
     "longest file": 639,
     "rooms": 33,
     "import arrows between rooms": 194,

@@ -73,9 +73,10 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     if column is None or column[0] in row:
         return
     figure = _SPACE.sub("", value)
-    value = scaled(figure) if column[0] == "consumed_tokens" else number(figure)  # 1.25B
+    plain = number(figure)
+    value = scaled(figure) if column[0] == "consumed_tokens" else plain  # 1.25B
     row[column[0]] = value * column[1]
-    digits(column[0], figure, column[1] * (value / number(figure) if value else 1.0))
+    digits(column[0], figure, column[1] * (value / plain if value else 1.0))
 
 
 def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:

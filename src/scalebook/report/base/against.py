@@ -174,8 +174,8 @@ def version_differences(checks: Iterable[GateCheck]) -> list[tuple[Difference, i
 def sentence(found: Against) -> str:
     """Return in at most 25 words how many configurations came out how, new against old."""
     amounts = {kind: len(found.of(kind)) for kind in KINDS}
-    told = [f"{amounts[kind]} {KINDS[kind]}" for kind in ("faster", "slower", "cannot tell")]
-    told += [f"{amounts['unchanged']} unchanged within {100 * MUST_SEE:.2g}\N{NO-BREAK SPACE}%"]
-    told += [f"{amounts[kind]} {words}" for kind, words in KINDS.items()
+    parts = [f"{amounts[kind]} {KINDS[kind]}" for kind in ("faster", "slower", "cannot tell")]
+    parts += [f"{amounts['unchanged']} unchanged within {100 * MUST_SEE:.2g}\N{NO-BREAK SPACE}%"]
+    parts += [f"{amounts[kind]} {words}" for kind, words in KINDS.items()
              if kind in _COUNTED and amounts[kind]]  # fmt: skip
-    return f"New runs against the old ones: {', '.join(told)}."
+    return f"New runs against the old ones: {', '.join(parts)}."

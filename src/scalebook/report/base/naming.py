@@ -207,7 +207,11 @@ def _titled(text: str, users: Signature) -> str:
 
 def sentence(text: str) -> str:
     """Return a sentence of another part of the package as readers know its names."""
-    words = titled(text)
+    return headed(titled(text))
+
+
+def headed(words: str) -> str:
+    """Return words with a capital first letter; an abbreviation stays as it is."""
     return words[:1].upper() + words[1:]
 
 

@@ -11,8 +11,7 @@ from math import exp, floor, log, log10
 from statistics import fmean
 from typing import Any
 
-from scalebook import identity
-from scalebook.identity import alike
+from scalebook.identity import alike, other_devices
 from scalebook.measure.metrics.repeats import Estimate, Pooled, between, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.report.base.markup import Markup, run_link
@@ -119,7 +118,7 @@ def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:
 def starts_of(a: Sequence[Row], b: Sequence[Row]) -> float:
     """Return the spread of starts of two sides, the largest of their platforms', with devices'."""
     starts = (row.get("start_spread") or start_spread(row["platform"]) for row in (*a, *b))
-    return between(max(starts), identity.other_devices(a, b))
+    return between(max(starts), other_devices(a, b))
 
 
 def estimate_of(row: Row) -> Estimate | None:

@@ -37,6 +37,7 @@ from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
+    headed,
     is_whole,
     model_title,
     on,
@@ -107,8 +108,8 @@ class Study:
         if self.answer is not None:
             return self.answer.verdict
         runs, needs = count(len(self.run_ids), "run does", "runs do"), NEEDS.get(self.kind)
-        told = f": that takes {needs}" if needs else ""
-        return Markup("Its {} not answer this yet{}.").format(runs, told)
+        lacking = f": that takes {needs}" if needs else ""
+        return Markup("Its {} not answer this yet{}.").format(runs, lacking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +380,7 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
         if every
         else ""
     )
-    title = first.words[:1].upper() + first.words[1:]
-    verdict = Markup("{} is worth most: {}{}.").format(title, gain(worth), most)
+    verdict = Markup("{} is worth most: {}{}.").format(headed(first.words), gain(worth), most)
     tint = colour(runs.data, chosen.optimised[0].row["platform"])
     fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
     unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"

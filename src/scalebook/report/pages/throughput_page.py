@@ -97,7 +97,7 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
 
 def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
     """Return the largest causes, each with its runs, and what more to measure."""
-    sized = [one for one in found if (first := costly(one)[:1]) and first[0].step_fraction]
+    sized = [one for one in found if one.findings and one.findings[0].step_fraction]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
     largest: dict[str, list[Diagnosis]] = {}
     for one in sized:
@@ -111,8 +111,7 @@ def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
 
 def costly(one: Diagnosis) -> list[Finding]:
     """Return the first causes of a run that take a part of its step, or one that nobody knows."""
-    known = (found for found in one.findings if found.step_fraction != 0)
-    return [found for _, found in zip(range(MOST_FINDINGS), known, strict=False)]
+    return [found for found in one.findings if found.step_fraction != 0][:MOST_FINDINGS]
 
 
 def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:

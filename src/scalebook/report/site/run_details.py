@@ -19,6 +19,7 @@ from scalebook.measure.diagnosis import Diagnosis
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
 from scalebook.report.base.naming import (
+    headed,
     model_title,
     parted,
     platform_title,
@@ -92,7 +93,7 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         "reason": row["reason"] or row["throughput_reason"] or "",
         "results": [list(pair) for pair in _results(row)],
         "settings": [
-            [_headed(setting_words(name)), titled(_setting(row[name]))]
+            [headed(setting_words(name)), titled(_setting(row[name]))]
             for name in SETTINGS
             if row.get(name) is not None
         ],
@@ -113,7 +114,7 @@ def _parts(found: Diagnosis) -> list[tuple[str, float]]:
     known = found.waterfall.parts if found.waterfall else ()
     words = dict(PARTS)
     return [
-        (words.get(one.name) or _headed(setting_words(one.name)), one.step_fraction)
+        (words.get(one.name) or headed(setting_words(one.name)), one.step_fraction)
         for one in known
         if one.step_fraction
     ]
@@ -123,11 +124,6 @@ def _work(row: Row) -> str:
     """Return what a run is compared by, and its configuration."""
     precision = precision_title(row["precision"]) or "unknown precision"
     return f"{precision}, {sequence_words(row)} · {row['name'] or split_name(row)}"
-
-
-def _headed(words: str) -> str:
-    """Return words with a capital first letter; an abbreviation stays as it is."""
-    return words[:1].upper() + words[1:]
 
 
 def _setting(value: object) -> str:
