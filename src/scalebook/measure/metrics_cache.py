@@ -26,7 +26,7 @@ from scalebook import project, untrusted
 from scalebook.errors import ScalebookError
 from scalebook.facts.catalog import load as catalog
 from scalebook.measure import registered
-from scalebook.measure.row import NAMES, POOLED, PRINTED, SPREAD_VARIABLE, RunMetrics
+from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
 
 # Records come from anywhere; one with a value of the wrong type must not stop a page.
 ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
@@ -38,10 +38,10 @@ _LARGEST = 1 << 30
 _KEY = 32  # hex digits
 _SEQUENCES = (NAMES.index("device_notes"), NAMES.index("spike_periods"))
 _of_pooling = attrgetter(*POOLED)
-_NOT_PRINTED: dict[str, Any] = {
-    **dict.fromkeys(name for name in NAMES if name not in PRINTED),
-    **{"device_notes": (), "spike_periods": (), "registered": {}},
-}
+_UNKNOWN: Any = None
+_BLANK = replace(
+    RunMetrics(*[_UNKNOWN] * len(NAMES)), device_notes=(), spike_periods=(), registered={}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun 
         run = store.read_run(directory, brief=brief)
         record = run.record
         if brief:
-            metrics = RunMetrics(**_NOT_PRINTED, **printed(run, precision))
+            metrics = _BLANK.changed(printed(run, precision))
         else:
             metrics = measure(run, peak_precision=precision, own=registered.own())
         told = provenance.of(record) if record.source == "measured" else ()
