@@ -261,23 +261,16 @@ def plan(options: argparse.Namespace) -> int:
     predicted = forecast(platform, None)
     found = [predicted(run.config) if run.legal else None for run in loaded.runs]
     if options.json:
-        value = _plan_value(loaded, found)
-        print_data(value["runs"] if options.json == "csv" else value, options.json)
+        runs = [_run_value(run, one) for run, one in zip(loaded.runs, found, strict=True)]
+        value = {"name": loaded.name, "description": loaded.description, "runs": runs}
+        value |= {"predicted_seconds": sum(one[1] for one in found if one)}
+        print_data(runs if options.json == "csv" else value, options.json)
     else:
         _print_plan(loaded, found)
         seconds = [one[1] if one else None for one in found]
         if any(found):
             print(total_line(seconds, options.budget_seconds))
     return 0
-
-
-def _plan_value(loaded: Plan, found: Sequence[Forecast]) -> dict[str, Any]:
-    return {
-        "name": loaded.name,
-        "description": loaded.description,
-        "runs": [_run_value(run, one) for run, one in zip(loaded.runs, found, strict=True)],
-        "predicted_seconds": sum(one[1] for one in found if one),
-    }
 
 
 def _run_value(run: PlannedRun, found: Forecast) -> dict[str, Any]:

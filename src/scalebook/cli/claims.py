@@ -25,6 +25,7 @@ from scalebook.cli.terminal import (
     show,
 )
 from scalebook.errors import ClaimError, ConfigError, near_path
+from scalebook.settings import PARALLEL_SIZES, named
 
 if TYPE_CHECKING:
     from scalebook.audit import Audit, Check, Claims
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
 
 WRONG = ("contradicts", "impossible")  # verdicts
 _CHOSEN = ("model", "platform", "precision")  # by a flag, of the runs in --results
-SERIES = ("model", "accelerator", "platform", "engine", "precision", "sequence_length", "strategy")
-SPLIT = (  # the same in one series as well; a run that names none may be of any
-    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-    *("expert_parallel_size", "micro_batch_size", "packed_documents"),
-)
+SERIES = (*(name for name in named("group") if name != "world_size"), "accelerator", "strategy")
+# The same in one series as well; a run that names none may be of any.
+SPLIT = (*PARALLEL_SIZES, "micro_batch_size", "packed_documents")
 INPUT_HELP = {
     "tokens": "tokens to train on, such as 1T",
     "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
@@ -195,7 +194,10 @@ def _register_project(subparsers: Subparsers) -> None:
         "may be a range, such as 2.1..2.6. There are no default prices or powers."
     )
     _add_scaling(parser)
-    _add_economics(parser)
+    group = parser.add_argument_group("economics")
+    for name, text in INPUT_HELP.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=stated_range, metavar="VALUE", help=text)
     add_json(parser)
 
 
@@ -215,13 +217,6 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling.add_argument("--limit-factor", type=positive, default=4.0, metavar="TIMES", help=text)
     text = "project runs within one node up to this size"
     add_count(scaling, "--gpus-per-node", "GPUS", text)
-
-
-def _add_economics(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("economics")
-    for name, text in INPUT_HELP.items():
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=stated_range, metavar="VALUE", help=text)
 
 
 def project(options: argparse.Namespace) -> int:
@@ -282,7 +277,14 @@ def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
 
     if options.results is None:
         return []
-    rows = [row for row in read_rows(options.results) if _wanted(row, options)]
+    wanted = {name: one for name in _CHOSEN if (one := getattr(options, name)) is not None}
+    rows = [
+        row
+        for row in read_rows(options.results)
+        if row.get("tokens_per_second") is not None
+        and row.get("status", "completed") == "completed"
+        and all(row.get(name) == value for name, value in wanted.items())
+    ]
     if not rows:
         raise ClaimError(f"{options.results} contains no completed run that matches.")
     for name in (*SERIES, *SPLIT):
@@ -295,15 +297,6 @@ def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
                 "use --point."
             )
     return [_from_row(row, str(options.results)) for row in rows]
-
-
-def _wanted(row: Mapping[str, Any], options: argparse.Namespace) -> bool:
-    if row.get("tokens_per_second") is None or row.get("status", "completed") != "completed":
-        return False
-    return all(
-        wanted is None or row.get(name) == wanted
-        for name, wanted in ((name, getattr(options, name)) for name in _CHOSEN)
-    )
 
 
 def _from_row(row: Mapping[str, Any], file: str) -> ScalingPoint:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan
     from scalebook.running.cluster.slurm import Options
     from scalebook.running.cluster.submit import Submitted
-    from scalebook.running.sweep import Result, Stop
+    from scalebook.running.sweep import Result
     from scalebook.running.todo import Entry, Inference
 
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, load: Load) -> int:
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
     from scalebook.running import sweep, todo
-    from scalebook.running.cluster import submit
+    from scalebook.running.cluster import submit, watch
 
     chosen = _slurm_options(options)
     order = submit.Order(
@@ -132,7 +132,9 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
         if options.detach:
             _say_how_to_follow(submitted, runs)
             return 0
-        results, why = _follow(submitted, stop)
+        seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", watch.POLL_SECONDS))
+        follower = watch.Follower(Console(), stop, poll_seconds=seconds)
+        results, why = follower.follow(submitted)
         if why is not None:
             _leave(submitted, results, why, options.cancel_on_exit, runs)
     results = [*results, *rest]
@@ -201,13 +203,6 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         trainer=options.trainer,
         force_platform=options.force_platform,
     )
-
-
-def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
-    from scalebook.running.cluster.watch import POLL_SECONDS, Follower
-
-    seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
-    return Follower(Console(), stop, poll_seconds=seconds).follow(submitted)
 
 
 def _leave(

@@ -379,7 +379,9 @@ def _print_map(cells: Sequence[Cell]) -> None:
     rows: dict[tuple[str, ...], dict[int, Cell]] = {}
     for cell in cells:
         row = rows.setdefault(_layout(cell), {})
-        row[cell.micro_batch_size] = _heavier(row.get(cell.micro_batch_size), cell)
+        known = row.setdefault(cell.micro_batch_size, cell)
+        if cell.global_batch_size > known.global_batch_size:  # which needs more
+            row[cell.micro_batch_size] = cell
     table = [
         (*name, *(_verdict(row.get(size)) for size in sizes)) for name, row in sorted(rows.items())
     ]
@@ -392,11 +394,6 @@ def _layout(cell: Cell) -> tuple[str, ...]:
     pipeline = f"{cell.pipeline_parallel_size}" + (f" x {chunks}" if chunks > 1 else "")
     sp = " SP" if cell.sequence_parallel else ""
     return f"{cell.tensor_parallel_size}{sp}", pipeline, cell.recompute
-
-
-def _heavier(one: Cell | None, other: Cell) -> Cell:
-    """Return of two cells in one place the one with the larger batch, which needs more."""
-    return other if one is None or other.global_batch_size > one.global_batch_size else one
 
 
 def _verdict(cell: Cell | None) -> str:

@@ -23,6 +23,7 @@ from scalebook.cli.terminal import (
     run_directory,
     step_window,
 )
+from scalebook.settings import PARALLEL_SIZES, named
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
@@ -31,12 +32,9 @@ if TYPE_CHECKING:
     from scalebook.trackers import Target
 
 TABLES = ("csv", "parquet")
-# Settings that a log may lack and the user may supply.
-_SUPPLIED = (
-    *("precision", "world_size", "nodes", "sequence_length", "global_batch_size"),
-    *("micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size"),
-    *("context_parallel_size", "expert_parallel_size"),
-)
+# Settings that a log may lack and the user may supply, beside model, platform and engine.
+_OF_GROUP = (name for name in named("group") if name not in ("model", "platform", "engine"))
+_SUPPLIED = (*_OF_GROUP, "nodes", *named("size"), *PARALLEL_SIZES)
 
 
 def register(subparsers: Subparsers) -> None:

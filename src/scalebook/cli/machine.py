@@ -215,7 +215,10 @@ def image(options: argparse.Namespace) -> int:
             offline=wheels is not None,
         )
         if not options.source and host.image_digest(wanted.base) is None:
-            print(_unpinned(wanted.base, options), file=sys.stderr)
+            how = f"Pin it: scalebook image --platform {options.platform} --pin"
+            how = "Name it by digest (NAME@sha256:...)." if options.base_image else how
+            note = f"note: the base {wanted.base} is named by a tag, which can move. {how}"
+            print(note, file=sys.stderr)
         if options.dry_run:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))
             return 0
@@ -226,13 +229,6 @@ def image(options: argparse.Namespace) -> int:
         print(f"Its packages: {found}" if found else f"{target} has no list of packages.")
         print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
     return code
-
-
-def _unpinned(base: str, options: argparse.Namespace) -> str:
-    how = f"Pin it: scalebook image --platform {options.platform} --pin"
-    if options.base_image:
-        how = "Name it by digest (NAME@sha256:...)."
-    return f"note: the base {base} is named by a tag, which can move. {how}"
 
 
 def _pin(known: Image, options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +165,7 @@ def duration(seconds: float) -> str:
 
 
 def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
+    from scalebook.predict.kinds import KINDS
     from scalebook.predict.model import HELD_BEFORE, WRITTEN_BEFORE
 
     line = rate_line(**short_value(found))
@@ -175,9 +176,16 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
         print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")
     fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[found.fits]
     print(f"  memory: {found.memory_gib:.1f} GiB, {fits}")
+    largest_first = sorted(found.parts.items(), key=lambda item: -item[1])
+    names = {name: kind.words for name, kind in KINDS.items()}
     rows = [
-        (words, number(1000 * seconds, 3), f"{100 * seconds / found.step_seconds:.1f}%")
-        for words, seconds in _parts(found)
+        (
+            names.get(name, name.replace("_", " ")),
+            number(1000 * seconds, 3),
+            f"{100 * seconds / found.step_seconds:.1f}%",
+        )
+        for name, seconds in largest_first
+        if seconds > 0
     ]
     print_table(("part of the step", "ms", "share"), rows)
     print(f"  based on {_basis(made)}")
@@ -185,16 +193,6 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     print(f"  intervals like this one, written down before their runs: {held} held")
     for warning in found.warnings:
         print(f"  ! {warning}")
-
-
-def _parts(found: Prediction) -> Iterator[tuple[str, float]]:
-    """Yield the parts of a step in words, the largest first."""
-    from scalebook.predict.kinds import KINDS
-
-    for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
-        if seconds > 0:
-            words = KINDS[name].words if name in KINDS else name.replace("_", " ")
-            yield words, seconds
 
 
 def _basis(made: Predictor) -> str:

@@ -26,9 +26,8 @@ from scalebook.settings import SETTINGS
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.container.commands import EngineCommand
     from scalebook.running.container.engines import Choice
-    from scalebook.running.container.nested import ContainerRequest, Host
+    from scalebook.running.container.nested import ContainerRequest
 
 # Without --plan these change every run of the default plan; any other setting makes a single run.
 OVERRIDES = {
@@ -182,7 +181,9 @@ def enter_container(
 
     A dry run prints the line that would be run, and returns None.
     """
+    from scalebook.host import performance_variables
     from scalebook.running.container import follow, nested
+    from scalebook.running.container.commands import OCI
 
     choice = _choice(options, platform.vendor)
     if choice.note:
@@ -196,18 +197,23 @@ def enter_container(
     if any(planned.config.engine == "nemo" for planned in plan.runs):
         # Megatron-Bridge reads a model's configuration from Hugging Face
         request = replace(request, fetches=True)
+    data = {Path(one.config.data).resolve().parent for one in plan.runs if one.config.data}
     command = nested.command(
         request,
         host,
         _inner_arguments(options, platform.name, runs),
         writes=(runs.resolve(),),
-        reads=_reads(options, plan),
+        reads=[*data, *([options.plan.resolve()] if options.plan else [])],
     )
     if options.dry_run:
         print(command.shown(), end="\n\n")
         return None
-    _say_what_stays_outside(options)
-    return _start(request, host, command, runs)
+    performance = tuple(performance_variables(os.environ))
+    if names := nested.not_passed(performance, options.env):
+        print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
+    runs.mkdir(parents=True, exist_ok=True)
+    remove = (request.engine, "rm", "--force", host.name) if request.engine in OCI else ()
+    return follow.run(command, remove)
 
 
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
@@ -264,28 +270,3 @@ def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> 
     if options.data:
         arguments += ["--data", str(Path(options.data).resolve())]
     return arguments
-
-
-def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
-    """Return the files and folders outside the project that the plan reads."""
-    prefixes = {planned.config.data for planned in plan.runs if planned.config.data}
-    folders = [Path(prefix).resolve().parent for prefix in prefixes]
-    return folders + ([options.plan.resolve()] if options.plan else [])
-
-
-def _say_what_stays_outside(options: argparse.Namespace) -> None:
-    from scalebook.host import performance_variables
-    from scalebook.running.container.nested import not_passed
-
-    names = not_passed(tuple(performance_variables(os.environ)), options.env)
-    if names:
-        print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
-
-
-def _start(request: ContainerRequest, host: Host, command: EngineCommand, runs: Path) -> int:
-    from scalebook.running.container import follow
-    from scalebook.running.container.commands import OCI
-
-    runs.mkdir(parents=True, exist_ok=True)
-    remove = (request.engine, "rm", "--force", host.name) if request.engine in OCI else ()
-    return follow.run(command, remove)

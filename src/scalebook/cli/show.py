@@ -47,7 +47,12 @@ def register(subparsers: Subparsers) -> None:
     text = "columns to add to the table, of those that --csv has: hfu,reserved_memory_gib"
     add_text(parser, "--columns", "NAME,...", text)
     add_json(parser, csv=True)
-    _register_columns(subparsers)
+    text = "explain the columns of the data files"
+    parser = subparsers.add_parser("columns", list_columns, help=text)
+    files = ("runs", "steps", "telemetry")
+    parser.add_argument("file", nargs="?", choices=files, help="data file (default: all three)")
+    add_switch(parser, "--markdown", "print the page of the documentation")
+    add_json(parser, csv=True)
     for name, handler, text in (
         ("diagnose", diagnose, "explain the MFU of a run and suggest what to try"),
         ("reproduce", reproduce, "print command, commit and variables that reproduce a run"),
@@ -56,15 +61,6 @@ def register(subparsers: Subparsers) -> None:
         parser.add_argument("run", metavar="RUN", help=RUN_HELP)
         add_runs(parser)
         add_json(parser)
-
-
-def _register_columns(subparsers: Subparsers) -> None:
-    text = "explain the columns of the data files"
-    parser = subparsers.add_parser("columns", list_columns, help=text)
-    files = ("runs", "steps", "telemetry")
-    parser.add_argument("file", nargs="?", choices=files, help="data file (default: all three)")
-    add_switch(parser, "--markdown", "print the page of the documentation")
-    add_json(parser, csv=True)
 
 
 def list_runs(options: argparse.Namespace) -> int:
@@ -83,7 +79,12 @@ def list_runs(options: argparse.Namespace) -> int:
                 print(f"warning: {item.run_id}: {item.reason}")
         _print_people([item for item, _ in found], _added(options.columns, found[0][0]))
         for item, row in found:
-            _print_differences(item.run_id, row.of_record["differences"])
+            if differences := row.of_record["differences"]:
+                from scalebook.measure.provenance import Deviation
+
+                said = " ".join(Deviation(**one).sentence() for one in differences)
+                what = "warning: the run differs from what was requested"
+                print(f"{item.run_id}: {what}: {said}")
     else:
         print(f"No runs under {options.runs}.")
     return 0
@@ -100,14 +101,6 @@ def _readable(runs: Path, precision: str | None, brief: bool) -> Iterator[Listed
         for problem in row.problems:
             complain(f"{row.metrics.run_id}: {problem}")
         yield row
-
-
-def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
-    if differences:
-        from scalebook.measure.provenance import Deviation
-
-        sentences = " ".join(Deviation(**one).sentence() for one in differences)
-        print(f"{run_id}: warning: the run differs from what was requested: {sentences}")
 
 
 def _row(item: RunMetrics) -> tuple[str, ...]:

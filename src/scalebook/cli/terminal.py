@@ -393,18 +393,17 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print left-aligned columns, numbers to the right; a text without end is cut."""
-    lines = (headers, *(tuple(map(_not_endless, row)) for row in rows))
+    cut = (
+        tuple(text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}..." for text in row)
+        for row in rows
+    )
+    lines = (headers, *cut)
     cells: list[str] = []
     for column in zip(*lines, strict=True):
         side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
         cells.append(f"{{:{side}{max(map(len, column))}}}")
     write = "  ".join(cells).format
     print("\n".join([write(*row).rstrip() for row in lines]))
-
-
-def _not_endless(text: str) -> str:
-    """Return a text, its beginning where it would make every row of a table as wide."""
-    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}..."
 
 
 def show(
