@@ -28,7 +28,6 @@ from scalebook.measure.diagnosis import (
     Finding,
     diagnose,
     evidence,
-    host,
     memory_use,
     network,
     pipeline,
@@ -861,9 +860,9 @@ def with_record(found: Evidence, **values: Any) -> Evidence:
     [
         (network.communication_rule, "communication", 0.05),
         (network.between_stages_rule, "between_stages", 0.05),
-        (host.launch_rule, "launch_gaps", 0.03),
-        (host.data_rule, "data", 0.02),
-        (host.optimizer_rule, "optimizer", 0.08),
+        (device_rules.launch_rule, "launch_gaps", 0.03),
+        (device_rules.data_rule, "data", 0.02),
+        (device_rules.optimizer_rule, "optimizer", 0.08),
     ],
 )
 def test_a_part_of_the_step_is_named_from_its_limit_on(healthy, rule, share, limit):
@@ -1596,7 +1595,7 @@ def test_ranks_of_tensor_parallelism_share_the_bytes_that_are_split(healthy, seq
 )
 def test_a_long_optimizer_is_shared_where_replicas_hold_it_whole(healthy, split, advised):
     changed = with_split(replace(healthy, parallelism=split), optimizer=0.1)
-    at = finding(host.optimizer_rule, changed)
+    at = finding(device_rules.optimizer_rule, changed)
     assert at is not None
     assert any("data_parallel_sharding=optimizer" in line for line in at.advice) is advised
     assert f"(now {healthy.num_microbatches})" in at.advice[0]
@@ -1604,10 +1603,10 @@ def test_a_long_optimizer_is_shared_where_replicas_hold_it_whole(healthy, split,
 
 def test_kernels_have_their_mean_length_where_both_figures_are_known(healthy):
     gaps = {"launch_gaps": 0.1, "kernels_per_step": 2000.0, "kernel_seconds": 0.5}
-    at = finding(host.launch_rule, with_split(healthy, **gaps))
+    at = finding(device_rules.launch_rule, with_split(healthy, **gaps))
     assert at is not None and at.says.endswith(" 2,000 kernels per step take 250 µs on average.")
     for name in ("kernels_per_step", "kernel_seconds"):
-        without = finding(host.launch_rule, with_split(healthy, **gaps | {name: None}))
+        without = finding(device_rules.launch_rule, with_split(healthy, **gaps | {name: None}))
         assert without is not None and without.says.endswith("its next kernel.")
 
 

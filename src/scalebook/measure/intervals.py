@@ -181,16 +181,13 @@ def student_quantile(freedom: float, probability: float = 0.975) -> float:
     low, high = 0.0, 1e12
     for _ in range(100):
         middle = (low + high) / 2
-        if _upper_tail(middle, freedom) > 1 - probability:
+        # P(T > t) is half the regularised incomplete beta function (A&S 26.7.1)
+        tail = _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + middle * middle)) / 2
+        if tail > 1 - probability:
             low = middle
         else:
             high = middle
     return high
-
-
-def _upper_tail(t: float, freedom: float) -> float:
-    """Return P(T > t) for t >= 0: half the regularised incomplete beta function (A&S 26.7.1)."""
-    return 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

@@ -202,14 +202,6 @@ def _digest(parts: Sequence[str | None]) -> str:
     return hashlib.sha256(text).hexdigest()[:_KEY]
 
 
-def _line(key: str, alone: ListedRun, row: ListedRun) -> bytes:
-    from pydantic_core import to_json
-
-    own = _of_pooling(alone.metrics)
-    whole = [key, row.metrics.values(), own, row.repeat_key, row.of_record, row.problems]
-    return to_json(whole, inf_nan_mode="null")
-
-
 def _rows(lines: Sequence[bytes]) -> Iterator[tuple[tuple[Any, ...], ListedRun]]:
     """Yield what each run's row says without its repeats, and the row."""
     for start in range(0, len(lines), 500):
@@ -246,13 +238,18 @@ def _write(
     alone: Sequence[ListedRun | str],
     rows: Sequence[ListedRun | str],
 ) -> None:
-    pairs = zip(keys, alone, rows, strict=True)
-    kept = [
-        (key, _line(key, own, row))
-        for key, own, row in pairs
-        if key is not None and isinstance(own, ListedRun) and isinstance(row, ListedRun)
-    ]
-    lines = [_digest([key for key, _ in kept]).encode(), *(line for _, line in kept)]
+    from pydantic_core import to_json
+
+    kept: list[str] = []
+    lines: list[bytes] = []
+    for key, own, row in zip(keys, alone, rows, strict=True):
+        if key is not None and isinstance(own, ListedRun) and isinstance(row, ListedRun):
+            pooling = _of_pooling(own.metrics)
+            of_run = row.repeat_key, row.of_record, row.problems
+            line = [key, row.metrics.values(), pooling, *of_run]
+            kept.append(key)
+            lines.append(to_json(line, inf_nan_mode="null"))
+    lines.insert(0, _digest(kept).encode())
     content = b"\n".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     with untrusted.replaced(path) as stream:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from scalebook.measure import provenance, registered
-from scalebook.measure.diagnosis import device, host, memory_use, network, pipeline
+from scalebook.measure.diagnosis import device, memory_use, network, pipeline
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, gather
 from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall, with_fitted
 from scalebook.measure.metrics import Numbers, RunMetrics, numbers
@@ -31,8 +31,8 @@ RULES: tuple[Rule, ...] = (
     network.communication_rule, network.between_stages_rule, network.overlap_rule,
     network.tensor_size_rule, network.node_rule, network.sequence_rule, network.backend_rule,
     pipeline.balance_rule, pipeline.chance_rule, memory_use.recompute_rule,
-    memory_use.micro_batch_rule, memory_use.memory_full_rule, host.launch_rule, host.data_rule,
-    host.optimizer_rule, host.cores_rule, device.ceiling_rule, device.shapes_rule,
+    memory_use.micro_batch_rule, memory_use.memory_full_rule, device.launch_rule, device.data_rule,
+    device.optimizer_rule, device.cores_rule, device.ceiling_rule, device.shapes_rule,
     device.clock_rule, device.slow_device_rule, device.straggler_rule, device.precision_rule,
     device.kernels_rule,
 )  # fmt: skip

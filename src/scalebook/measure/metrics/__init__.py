@@ -294,23 +294,30 @@ def printed(run: Run, peak_precision: str | None = None) -> dict[str, Any]:
     record, every = run.record, Steps.of(run.steps)
     steps = measured_steps(every)
     found = _rated(record, steps, peak_precision, Settling(None), interval=False)
-    rates, values = found.rates, settings(record)
-    per_gpu = _of_one_gpu(rates, count(record, "world_size"))
-    values |= {
+    per_gpu = _of_one_gpu(found.rates, count(record, "world_size"))
+    rate = {"tokens_per_second_per_gpu": per_gpu, "throughput_reason": found.no_rate}
+    values = _known(record, every, steps, found, 0.0) | rate
+    values |= _printed(found.rates, record, every)
+    return {name: values[name] for name in row.PRINTED}
+
+
+def _known(
+    record: RunRecord, every: Steps, steps: Steps, found: _Rated, start: float
+) -> dict[str, Any]:
+    """Return the fields of RunMetrics that do not depend on intervals and telemetry alone."""
+    rates = found.rates
+    return {
         "run_id": record.run_id,
         "status": "void" if found.void else record.status,
         "reason": found.void or record.reason,
         "source": record.source,
+        **settings(record),
         "step_seconds_median": rates.step_seconds_median if rates else _untold(record, steps),
-        "tokens_per_second_per_gpu": per_gpu,
-        "throughput_reason": found.no_rate,
         "model_tflops_per_second_per_gpu": found.achieved,
-        **found.mfu(0.0),
+        **found.mfu(start),
         **_memory(record, every),
         **_losses(every.known("loss")),
-        **_printed(rates, record, every),
     }
-    return {name: values[name] for name in row.PRINTED}
 
 
 def measure(
@@ -337,29 +344,20 @@ def numbers(
     no_flops = no_rate or rated.no_scale
     devices = summarize(readings, record, rates.steps if rates else steps)
     found = RunMetrics(
-        run_id=record.run_id,
-        status="void" if rated.void else record.status,
-        reason=rated.void or record.reason,
+        **_known(record, every, steps, rated, start),
         cause=text_of(record.cause),
-        source=record.source,
         accelerator=text_of(record.environment.get("accelerator")),
         device_ids=text_of(record.environment.get("device_ids")),
-        **settings(record),
         num_layers=rated.layers,
         measured_steps=len(steps),
-        step_seconds_median=rates.step_seconds_median if rates else _untold(record, steps),
         **_rates(rates, no_rate, count(record, "world_size"), start)
         | _printed(rates, record, every),
-        model_tflops_per_second_per_gpu=rated.achieved,
         flops_convention=rated.scale.convention if rated.scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_flops,
-        **rated.mfu(start),
         peak_tflops_per_second=rated.peak,
         peak_precision=rated.peak_name,
         **matmul_fraction(rated.achieved, record, peak_precision, no_flops),
-        **_memory(record, every),
         **_devices(devices),
-        **_losses(every.known("loss")),
         **_stalls(every, steps, rates),
     )
     subject = registered.Subject(record, every, rates.steps if rates else None, found)

@@ -159,7 +159,8 @@ class MeanPosterior:
     @property
     def correlation(self) -> float:
         """The posterior's median of rho."""
-        return _middle(self.weights)
+        half = enumerate(accumulate(self.weights))
+        return _GRID[next(at for at, weight in half if weight >= 0.5 - 1e-9)]
 
     def half_width(self, level: float = 0.95) -> float:
         """Return half the interval of the mean, in units of the series."""
@@ -188,11 +189,6 @@ def mean_posterior(series: Sequence[float]) -> MeanPosterior:
     logs = [prior - half * log(rest) for prior, rest in zip(priors, rests, strict=True)]
     errors = [root(rest / free / weight) for rest, weight in zip(rests, of_mean, strict=True)]
     return MeanPosterior(tuple(_normalised(logs)), tuple(errors), free)
-
-
-def _middle(weights: Sequence[float]) -> float:
-    """Return the first rho of the grid up to which half the weight lies."""
-    return _GRID[next(at for at, sum_ in enumerate(accumulate(weights)) if sum_ >= 0.5 - 1e-9)]
 
 
 def _solve(tail: Callable[[float], float], target: float, scale: float) -> float:
