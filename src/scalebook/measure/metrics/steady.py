@@ -454,7 +454,7 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
             "that may count. Measure for longer."
         )
     if settled.independent is not None:
-        ten = math.ceil(left * 10 / max(settled.independent, 0.1) / 10) * 10  # worth ten independent
+        ten = math.ceil(left * 10 / max(settled.independent, 0.1) / 10) * 10
         return (
             f"Too short to say: steps resemble their neighbours so much that {left} of them are "
             f"worth {settled.independent:.1f}, and a drift of {percent} may be chance or not. "
