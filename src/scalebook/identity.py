@@ -146,21 +146,16 @@ def series(record: RunRecord) -> str:
     default are left out, so that runs of before a setting existed compare with those after; a log
     that says nothing has an empty object.
     """
+    named = settings.named("where it differs", "off default")  # neither the group nor a size
     asked = {
         name: value
         for name, value in record.requested.items()
-        if name in SETTINGS and _sets_up(name) and value != DEFAULTS.get(name)
+        if name in named and not SETTINGS[name].follows_size and value != DEFAULTS.get(name)
     }
     # What auto came to for the others may follow from the size.
     stood_on = software(record)
     known = {name: value for name, value in stood_on.items() if value is not None}
     return json.dumps(asked | known, sort_keys=True, default=str)
-
-
-def _sets_up(name: str) -> bool:
-    """Return whether a setting distinguishes two series: its group and its size do not."""
-    row = SETTINGS[name]
-    return not row.follows_size and row.named in ("where it differs", "off default")
 
 
 def memory(config: RunConfig) -> str:

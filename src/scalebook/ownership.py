@@ -36,7 +36,8 @@ def owned(directory: Path, *, create: bool = False) -> Generator[None]:
     """
     with _locked(directory, create=create) as stream:
         stream.truncate()
-        json.dump(_self(), stream)
+        own = {"pid": os.getpid(), "host": socket.gethostname()}
+        json.dump({**own, "started": _start_time(os.getpid())}, stream)
         stream.flush()
         place = os.open(directory, os.O_RDONLY)  # leads to it also under its final name
         try:
@@ -138,14 +139,6 @@ def _object(text: bytes | str) -> dict[str, Any]:
     except (ValueError, RecursionError):  # cut off by the death of its writer, or not ours
         return {}
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _self() -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "started": _start_time(os.getpid()),
-    }
 
 
 def _alive(owner: dict[str, Any]) -> bool:

@@ -113,11 +113,7 @@ def _is_text(annotation: Any) -> bool:
 
 
 _TEXTS = {name for name, field in RunConfig.model_fields.items() if _is_text(field.annotation)}
-
-
-def _may_be_text(value: Any) -> bool:
-    """Return whether a setting of text may be this: an option may be read back as true or false."""
-    return value is None or isinstance(value, str | bool)
+_OF_TEXT = (str, bool, type(None))  # an option may be read back as true or false
 
 
 class RunRecord(BaseModel):
@@ -156,7 +152,7 @@ class RunRecord(BaseModel):
     def _without_wrong_kinds(cls, value: dict[str, Any]) -> dict[str, Any]:
         known = finite(value)
         texts = known.keys() & _TEXTS
-        return known | {name: None for name in texts if not _may_be_text(known[name])}
+        return known | {name: None for name in texts if not isinstance(known[name], _OF_TEXT)}
 
     @property
     def averaged(self) -> bool:

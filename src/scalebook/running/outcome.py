@@ -183,7 +183,11 @@ def _told(evidence: EndEvidence, lines: list[str], cause: RootCause | None) -> _
     if number in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
         found = causes.search(lines, causes.HOST_MEMORY)
         return _of(found, cause) if found else None
-    raised = _first_failure(exceptions(lines), cause)
+    found = exceptions(lines)
+    # That which ended the run, not one that another rank's end caused.
+    own = [one for one in found if not causes.CONSEQUENCE.search(one.text)]
+    of_rank = [one for one in own if cause and one.rank == cause.rank]
+    raised = next((chosen[-1] for chosen in (of_rank, own, found) if chosen), None)
     if raised is not None:
         message = lines[raised.line : raised.line + MESSAGE_LINES]
         found = causes.search(message[:1], first=raised.line) or causes.search(
@@ -198,13 +202,6 @@ def _told(evidence: EndEvidence, lines: list[str], cause: RootCause | None) -> _
     if found is not None:
         return _of(found, cause)
     return _of_exception(raised, cause) if raised is not None else None
-
-
-def _first_failure(found: list[Raised], cause: RootCause | None) -> Raised | None:
-    """Return the exception that ended the run, not one that another rank's end caused."""
-    own = [one for one in found if not causes.CONSEQUENCE.search(one.text)]
-    of_rank = [one for one in own if cause and one.rank == cause.rank]
-    return next((chosen[-1] for chosen in (of_rank, own, found) if chosen), None)
 
 
 def _of(found: causes.Found, cause: RootCause | None, rank: int | None = None) -> _Verdict:

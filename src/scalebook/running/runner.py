@@ -161,7 +161,8 @@ def _watch(
                 next_show = time.monotonic() + SHOW_SECONDS
                 show(line(tail.read(), config.steps, tail.quiet_seconds()))
             time.sleep(POLL_SECONDS)
-            stop = _stop_request(directory) or ended()
+            asked = store.read_object(directory / STOP_FILE)
+            stop = (asked["status"], asked["sentence"]) if asked else ended()
             if stop is None and deadline is not None and time.monotonic() > deadline:
                 extra = extra_seconds(tail.read(), config.steps)
                 if time.monotonic() > deadline + extra:
@@ -188,8 +189,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def request_stop(directory: Path, status: Status, sentence: str) -> None:
     """Ask the runner of a run directory to end the run with this status and reason."""
     store.write_json(directory / STOP_FILE, {"status": status, "sentence": sentence})
-
-
-def _stop_request(directory: Path) -> EndReason | None:
-    value = store.read_object(directory / STOP_FILE)
-    return (value["status"], value["sentence"]) if value else None

@@ -91,11 +91,8 @@ class _Sweep:
         if sentence is not None:
             return Result(entry, None, f"not started: {sentence}")
         inference = self.broken.against(entry.config) if self.broken else None
-        if inference is not None:
-            return self._inferred(entry, inference, where)
-        return self._run(place, entry, where)
-
-    def _inferred(self, entry: Entry, inference: Inference, where: str) -> Result:
+        if inference is None:
+            return self._run(place, entry, where)
         self.console.say(f"{where} {label(entry.config)}")
         self.console.say(f"{where} {inference.sentence}")
         return unstarted(entry, self.settings.runs, inference)

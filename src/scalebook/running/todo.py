@@ -99,7 +99,10 @@ def _entry(
     errors = " ".join(problem.message for problem in problems if problem.severity == "error")
     warnings = [problem.message for problem in problems if problem.severity != "error"]
     if not errors:
-        errors = _refused_by_engine(config)
+        try:
+            engines.check(config)
+        except ConfigError as error:
+            errors = str(error)
     if planned.fits is False and planned.fit is not None:
         # A prediction forbids nothing: if the run breaks, its record says so.
         warnings.append(f"{planned.fit.reason}.")
@@ -115,15 +118,6 @@ def _entry(
         return Entry(config, "elsewhere", ELSEWHERE)
     memory = planned.memory.total_gib if planned.memory else None
     return Entry(config, "run", None, tuple(warnings), memory)
-
-
-def _refused_by_engine(config: RunConfig) -> str:
-    """Return what the engine of a run does not support; empty where it supports all."""
-    try:
-        engines.check(config)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def finished_hashes(runs: Path, named: str = "") -> dict[str, Status]:
@@ -294,17 +288,14 @@ class Broken:
         """Take in one record; a later run that fits makes an earlier one that did not void."""
         if record.source == "inferred" and record.config_hash:
             self._inferred.add(record.config_hash)
-        config = config_of(record)
-        if record.source != "measured" or config is None or not self._same_device(record):
+        config, named = config_of(record), record.environment.get("accelerator")
+        another = None not in (named, self.accelerator) and named != self.accelerator
+        if record.source != "measured" or config is None or another:
             return
         if ran_out(record):
             self._by_key[identity.memory(config)] = config, record.run_id
         elif record.status == "completed":
             self._by_key.pop(identity.memory(config), None)
-
-    def _same_device(self, record: RunRecord) -> bool:
-        named = record.environment.get("accelerator")
-        return named is None or self.accelerator is None or named == self.accelerator
 
     def against(self, config: RunConfig) -> Inference | None:
         """Return why a configuration cannot fit, None where it has to be tried.

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebook import ownership, query, store
 from scalebook.errors import RecordError
-from scalebook.record import RunRecord, object_of, seconds_between, text_of
+from scalebook.record import object_of, seconds_between, text_of
 from scalebook.running import finish_run, progress
 from scalebook.running.cluster.jobs import Ask, JobState, SlurmJob, queue
 
@@ -52,24 +52,21 @@ def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Run
             continue
         age = seconds_between(record.finished_at, now)
         if everything or (age is not None and age < RECENT_SECONDS):
-            found.append(_ended(directory, record))
+            row = RunRow(
+                record.run_id,
+                text_of(object_of(record.environment.get("slurm")).get("job_id")),
+                record.status.replace("_", " "),
+                _steps(directory),
+                _whole(record.requested.get("steps")),
+                seconds_between(record.started_at, record.finished_at),
+                record.reason,
+            )
+            found.append(row)
     partials = store.partial_directories(runs)
     waits = any(SlurmJob.read(partial) for partial in partials)
     states = queue(os.getuid(), ask) if waits else {}
     found += [row for partial in partials if (row := _unfinished(partial, states)) is not None]
     return found
-
-
-def _ended(directory: Path, record: RunRecord) -> RunRow:
-    return RunRow(
-        record.run_id,
-        text_of(object_of(record.environment.get("slurm")).get("job_id")),
-        record.status.replace("_", " "),
-        _steps(directory),
-        _whole(record.requested.get("steps")),
-        seconds_between(record.started_at, record.finished_at),
-        record.reason,
-    )
 
 
 def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> RunRow | None:

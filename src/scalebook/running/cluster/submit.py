@@ -135,7 +135,14 @@ def submit(
             tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
             if order.entries:
                 store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
-        job_id = _sbatch(_write_script(tasks, runs, options), ask)
+        folder = _folder(runs)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = slurm.script(
+            tasks, options, template=template(), logs=folder, environment=os.environ
+        )
+        path = folder / f"{finish_run.run_id(tasks[0].directory)}.sbatch"
+        path.write_text(text, encoding="utf-8")
+        job_id = _sbatch(path, ask)
     except BaseException:
         for task in tasks:
             shutil.rmtree(task.directory, ignore_errors=True)
@@ -150,15 +157,6 @@ def submit(
 
 def _folder(runs: Path) -> Path:
     return runs.absolute() / FOLDER
-
-
-def _write_script(tasks: Sequence[slurm.JobTask], runs: Path, options: slurm.Options) -> Path:
-    folder = _folder(runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = slurm.script(tasks, options, template=template(), logs=folder, environment=os.environ)
-    path = folder / f"{finish_run.run_id(tasks[0].directory)}.sbatch"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def _sbatch(script: Path, ask: Ask) -> str:

@@ -41,6 +41,13 @@ class Watch:
         """Where the run will be."""
         return self.run.directory.with_name(finish_run.run_id(self.run.directory))
 
+    def result(self, note: str | None) -> Result:
+        """Return what became of the run; ``note`` says why it was not followed to its end."""
+        record = self.record
+        if record is None:
+            return Result(self.run.entry, None, note)
+        return Result(self.run.entry, RunEnd.of(record), note, record.source == "inferred")
+
 
 @dataclass(slots=True)
 class Follower:
@@ -64,7 +71,7 @@ class Follower:
             if why is None and not all(watch.done for watch in watches):
                 self._pause()
         note = None if why is None else f"not followed to its end: {why}"
-        return [_result(watch, None if watch.done else note) for watch in watches], why
+        return [watch.result(None if watch.done else note) for watch in watches], why
 
     def _pause(self) -> None:
         """Wait until it is time to ask again; a signal is noticed within half a second."""
@@ -126,13 +133,6 @@ class Follower:
         if text != watch.shown and state.name != GONE:
             watch.shown = text
             self.console.say(f"{_name(watch)}: {text}")
-
-
-def _result(watch: Watch, note: str | None) -> Result:
-    record = watch.record
-    if record is None:
-        return Result(watch.run.entry, None, note)
-    return Result(watch.run.entry, RunEnd.of(record), note, record.source == "inferred")
 
 
 def _name(watch: Watch) -> str:

@@ -132,16 +132,16 @@ def compare(
     stated: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> tuple[ImageFinding, ...]:
     """Return each stated or needed component, what was found of it and the verdict."""
-    names = [*stated, *(name for name in NEEDED if name not in stated)]
-    return tuple(_finding(name, stated.get(name), versions.get(name)) for name in names)
-
-
-def _finding(name: str, stated: str | None, found: str | None) -> ImageFinding:
-    if found is None:
-        return ImageFinding(name, stated, None, "missing")
-    if stated is None:
-        return ImageFinding(name, None, found, "present")
-    return ImageFinding(name, stated, found, "as stated" if same(stated, found) else "different")
+    findings: list[ImageFinding] = []
+    for name in (*stated, *(name for name in NEEDED if name not in stated)):
+        wanted, found = stated.get(name), versions.get(name)
+        verdict: ImageVerdict = "missing"
+        if found is not None:
+            verdict = "present"
+            if wanted is not None:
+                verdict = "as stated" if same(wanted, found) else "different"
+        findings.append(ImageFinding(name, wanted, found, verdict))
+    return tuple(findings)
 
 
 if __name__ == "__main__":

@@ -110,10 +110,11 @@ def choose(asked: str, vendor: str, here: Surroundings) -> Choice:
     for engine, lack in here.engines.items():
         if lack is None:
             return Choice(engine, f"in a container, by {engine}")
+    lacks = " ".join(lack for lack in here.engines.values() if lack)
     if here.trainer is None:
-        lacks = " ".join(lack for lack in here.engines.values() if lack)
         return Choice(None, f"without a container, on this machine's own torch. {lacks}".rstrip())
-    raise LaunchError(_nothing(here))
+    lacks = lacks or f"No container engine was found ({', '.join(ENGINES)})."
+    raise LaunchError(f"Nothing here can train. {lacks} Without a container: {here.trainer}")
 
 
 def _asked(engine: str, here: Surroundings) -> Choice:
@@ -133,13 +134,6 @@ def _asked(engine: str, here: Surroundings) -> Choice:
     if lack is not None:
         raise LaunchError(lack)
     return Choice(engine)
-
-
-def _nothing(here: Surroundings) -> str:
-    lacks = [lack for lack in here.engines.values() if lack]
-    if not lacks:
-        lacks = [f"No container engine was found ({', '.join(ENGINES)})."]
-    return f"Nothing here can train. {' '.join(lacks)} Without a container: {here.trainer}"
 
 
 def surroundings(

@@ -16,7 +16,7 @@ from typing import Any
 
 from scalebook.logs.dialects.amd_smi import AMDSMICSV
 from scalebook.query import cells, printed
-from scalebook.record import number_of
+from scalebook.record import number_of, text_of
 from scalebook.running.devices.sensor import (
     Library,
     Row,
@@ -124,7 +124,8 @@ class AMDSMI(Library):
             handles: list[Any] = list(self.module.amdsmi_get_processor_handles())
         except self.error as error:
             raise SensorError(f"amdsmi does not start: {error}") from error
-        names = [_uuid(self.ask("amdsmi_get_gpu_device_uuid", handle)) for handle in handles]
+        found = (self.ask("amdsmi_get_gpu_device_uuid", handle) for handle in handles)
+        names = [text_of(name) or "" for name in found]
         indices = chosen("amd", names, environment)[:count]
         if not indices:
             self.close()
@@ -242,7 +243,3 @@ def _fraction(value: Any) -> float | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value != "N/A" else None
-
-
-def _uuid(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -86,7 +86,11 @@ def main(arguments: Sequence[str]) -> int:
             count, reason = sample(sensor, stream, period, node)
         finally:
             sensor.close()
-        write(stream, {"kind": "end", "node": node, "samples": count, "reason": reason, **_cost()})
+        # CPU time of the sampler and its tools
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        seconds = round(sum(one.ru_utime + one.ru_stime for one in used), 3)
+        end = {"kind": "end", "node": node, "samples": count, "reason": reason}
+        write(stream, {**end, "cpu_seconds": seconds})
     return 0
 
 
@@ -113,12 +117,6 @@ def _owner_gone(seconds: float) -> bool:
     """Wait ``seconds``, or until standard input has ended; return whether it has."""
     ready, _, _ = select.select([sys.stdin], [], [], max(0.0, seconds))
     return bool(ready)
-
-
-def _cost() -> dict[str, float]:
-    """Return the CPU time of the sampler and its tools in seconds."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return {"cpu_seconds": round(sum(use.ru_utime + use.ru_stime for use in used), 3)}
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
 from scalebook.running.devices import sampler
 from scalebook.running.devices.rapl import RAPL
-from scalebook.running.devices.sensor import Sensor, SensorError
+from scalebook.running.devices.sensor import SensorError
 
 FILE = "telemetry.jsonl"
 PERIOD_SECONDS = 0.5
@@ -114,23 +114,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def temperature_celsius(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return the temperature of the hottest visible GPU in °C, None where nothing reports it."""
     for vendor in ("nvidia", "amd"):
-        try:
-            sensor = sampler.open_sensor(vendor, environment, None, 1.0)
-        except SensorError:
-            continue
-        hottest = _hottest(sensor)
-        if hottest is not None:
-            return hottest
+        with (
+            suppress(SensorError),
+            closing(sampler.open_sensor(vendor, environment, None, 1.0)) as sensor,
+        ):
+            found = [row.get("temperature_celsius") for row in sensor.once()]
+            if known := [float(value) for value in found if value is not None]:
+                return max(known)
     return None
-
-
-def _hottest(sensor: Sensor) -> float | None:
-    """Return the highest temperature of one reading in °C."""
-    try:
-        rows = sensor.once()
-    except SensorError:
-        return None
-    finally:
-        sensor.close()
-    found = (row.get("temperature_celsius") for row in rows)
-    return max((float(value) for value in found if value is not None), default=None)
