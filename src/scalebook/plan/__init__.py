@@ -224,19 +224,14 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
         raise ConfigError(f"model={model!r} is not a model name. Known models: {known}.")
     run = {"platform": platform.name, "precision": platform.default_precision, **run}
     run |= defaults.world(run, platform, world_size)
-    run = _with_batch(run)
+    per_gpu = whole(run, "global_batch_size_per_gpu")
+    if per_gpu is not None:
+        del run["global_batch_size_per_gpu"]
+        run["global_batch_size"] = per_gpu * run["world_size"]
     run = _with_strategy(run, platform, model)
     if run.get("sequence_parallel") == "auto":
         run["sequence_parallel"] = run.get("tensor_parallel_size", 1) != 1
     return run | defaults.following(run, catalog.model(model))
-
-
-def _with_batch(run: Table) -> Table:
-    per_gpu = whole(run, "global_batch_size_per_gpu")
-    if per_gpu is not None:
-        del run["global_batch_size_per_gpu"]
-        return run | {"global_batch_size": per_gpu * run["world_size"]}
-    return run
 
 
 def _with_strategy(run: Table, platform: Platform, model: str) -> Table:

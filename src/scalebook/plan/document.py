@@ -75,8 +75,7 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
         table = cast("Table", run)
         _refuse_unknown(path, f"key of {where}", table, KEYS)
         for layer, name in ((defaults, "[defaults]"), (table, where)):
-            _refuse_conflicts(path, name, layer)
-            _refuse_repeat(path, name, layer, head)
+            _refuse_conflicts(path, name, layer, head)
         tables.append(displace(displace(defaults, table), overrides or {}))
     return Document(
         _text(path, head, "name", path.stem),
@@ -148,7 +147,7 @@ def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...])
             raise ConfigError(f"{path}: {reason}")
 
 
-def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
+def _refuse_conflicts(path: Path, where: str, table: Table, head: Table) -> None:
     named = [size for size in PARALLEL_SIZES if size in table]
     if "strategy" in table and named:
         raise ConfigError(f"{path}: {where} has both strategy and {named[0]}. Keep one of them.")
@@ -157,9 +156,6 @@ def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
             f"{path}: {where} has both global_batch_size and global_batch_size_per_gpu. "
             "Keep the first for strong scaling, the second for weak scaling."
         )
-
-
-def _refuse_repeat(path: Path, where: str, table: Table, head: Table) -> None:
     if "repeat" in table and "repeats" in head:
         raise ConfigError(
             f"{path}: {where} has repeat and [plan] has repeats. Keep one of them: repeats runs "

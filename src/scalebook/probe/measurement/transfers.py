@@ -31,7 +31,11 @@ def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) ->
     """Return the rate of each copy; processes share the host's memory, so only rank 0 uses it."""
     found: list[Copy] = []
     for size in DEVICE_BYTES[place.device.type]:
-        pairs = [_pair(size, place) for _ in range(BUFFERS)]
+        sources = [
+            torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
+            for _ in range(BUFFERS)
+        ]
+        pairs = [(torch.empty_like(source), source) for source in sources]
         found += _timed("device_to_device", size, pairs, place, budget)
     if not place.on_gpu:
         budget.skip("copies between host and device", "the CPU is the device")
@@ -44,11 +48,6 @@ def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) ->
     for row in found:
         show(f"{row.kind} {row.bytes >> 20} MiB: {row.gib_per_second:.4g} GiB/s")
     return found
-
-
-def _pair(size: int, place: Rank) -> tuple[Tensor, Tensor]:
-    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
-    return torch.empty_like(source), source
 
 
 def _timed(
