@@ -13,8 +13,8 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_json,
     add_platform,
+    add_processes,
     add_settings,
-    at_least,
     number,
     platform_of,
     positive,
@@ -62,18 +62,10 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="TOML plan")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="TOML plan, if not named first")
     add_platform(parser)
-    parser.add_argument(
-        "--gpus",
-        "--world-size",
-        dest="world_size",
-        type=at_least(1),
-        metavar="N",
-        help="use at most N GPUs (default: no limit)",
-    )
+    add_processes(parser, "use at most N GPUs (default: no limit)")
     parser.add_argument("--model", help="model to train instead of the plan's")
-    parser.add_argument(
-        "--budget-seconds", type=positive, metavar="S", help="show how many runs fit into S seconds"
-    )
+    text = "show how many runs fit into S seconds"
+    parser.add_argument("--budget-seconds", type=positive, metavar="S", help=text)
     add_json(parser, csv=True)
 
 

@@ -12,6 +12,7 @@ from scalebook.cli import check
 from scalebook.cli.terminal import (
     Subparsers,
     add_json,
+    add_processes,
     add_runs,
     add_set,
     at_least,
@@ -41,14 +42,8 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("predict", predict, help=text)
     parser.add_argument("--model", help="model, or name@LAYERS; required without --plan")
     parser.add_argument("--platform", required=True, help="platform, such as h100")
-    parser.add_argument(
-        "--gpus",
-        "--world-size",
-        dest="sizes",
-        type=_sizes,
-        metavar="N[,N...]",
-        help="total processes; several numbers give curves of weak and strong scaling",
-    )
+    text = "total processes; several numbers give curves of weak and strong scaling"
+    add_processes(parser, text, "sizes", "N[,N...]", type=_sizes)
     check.add_layout(parser, world_size=False)
     add_set(parser)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")

@@ -191,6 +191,14 @@ def add_model(parser: Flags) -> None:
     parser.add_argument("--model", required=True, help=SETTINGS["model"].help)
 
 
+def add_processes(
+    parser: Flags, help: str, dest: str = "world_size", form: str = "N", **more: Any
+) -> None:
+    """Add ``--gpus``, also called ``--world-size``: a whole number unless ``type`` is another."""
+    more = {"type": at_least(1), **more}
+    parser.add_argument("--gpus", "--world-size", dest=dest, metavar=form, help=help, **more)
+
+
 def add_platform(parser: Flags) -> None:
     """Add ``--platform`` of commands that take this machine's by themselves (``platform_of``)."""
     parser.add_argument("--platform", help="platform (default: that of this machine)")

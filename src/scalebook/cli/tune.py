@@ -19,12 +19,12 @@ from scalebook.cli.terminal import (
     add_count,
     add_json,
     add_model,
+    add_processes,
     add_runs,
     add_set,
     add_settings,
     add_start,
     add_switch,
-    at_least,
     existing_runs,
     number,
     plain,
@@ -61,14 +61,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("tune", tune, help=text)
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
-    parser.add_argument(
-        "--gpus",
-        "--world-size",
-        dest="world_size",
-        metavar="N",
-        type=at_least(1),
-        help="total processes (default: a whole node)",
-    )
+    add_processes(parser, "total processes (default: a whole node)")
     text = "time for all trials and the winner's full run; required without --dry-run"
     parser.add_argument("--budget-seconds", type=positive, metavar="S", help=text)
     _add_space(parser)

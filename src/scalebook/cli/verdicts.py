@@ -45,13 +45,11 @@ def register(subparsers: Subparsers) -> None:
     add_json(steady)
     text = "show which of two runs is faster, with an interval"
     versus = subparsers.add_parser("compare", print_comparison, help=text)
+    text = (
+        "run id or its last six characters, run directory, folder of repeats, or file of step times"
+    )
     for side in ("A", "B"):
-        versus.add_argument(
-            side.lower(),
-            metavar=side,
-            help="run id or its last six characters, run directory, folder of repeats, or file of "
-            "step times",
-        )
+        versus.add_argument(side.lower(), metavar=side, help=text)
     add_runs(versus)
     add_start_spread(versus)
     add_json(versus)
