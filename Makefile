@@ -147,9 +147,10 @@ check-notebooks: $(VENV)/.test  ## Check the notebooks' rules alone
 	$(PY) -m pytest tests/notebooks/test_notebook_rules.py
 	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
 
-format: $(VENV)/.test  ## Format the code and strip the notebooks
+format: $(VENV)/.test  ## Format the code, strip the notebooks, renew the page of columns
 	$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
 	$(VENV)/bin/nbstripout notebooks/*.ipynb
+	$(SCALEBOOK) columns --markdown > src/scalebook/report/COLUMNS.md
 
 lab: $(VENV)/.lab  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
