@@ -27,7 +27,7 @@ from scalebook.logs.dialects.registry import read
 from scalebook.measure.diagnosis import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
-from scalebook.measure.telemetry.samples import read as read_telemetry
+from scalebook.measure.telemetry.readings import read as read_telemetry
 from scalebook.query import CommandAnswer
 from scalebook.report.base import frames
 from scalebook.report.base.stated import read_stated

@@ -19,7 +19,7 @@ from training import small, without_torchrun
 from scalebook.logs.ingest.ingestion import ingest
 from scalebook.measure import telemetry
 from scalebook.measure.metrics import measure
-from scalebook.measure.telemetry.samples import Reading
+from scalebook.measure.telemetry.readings import Reading
 from scalebook.measure.telemetry.summary import trend_of
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames, stated

@@ -12,7 +12,7 @@ from training import small
 
 from scalebook import ownership, store
 from scalebook.measure import telemetry
-from scalebook.measure.telemetry.samples import Device, Telemetry
+from scalebook.measure.telemetry.readings import Device, Telemetry
 from scalebook.measure.telemetry.summary import SET_BACK, windows_of
 from scalebook.record import RunRecord, StepRecord, seconds_between
 from scalebook.running import finish_run, sweep

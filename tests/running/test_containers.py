@@ -28,7 +28,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.rows import TomlRow
 from scalebook.host import ASKED
 from scalebook.query import CommandAnswer
-from scalebook.running.container import build, contents, engines, images, nested, rules
+from scalebook.running.container import building, contents, engines, images, nested, rules
 from scalebook.running.container.engines import Choice, Surroundings
 from scalebook.running.container.rules import Variable
 from scalebook.running.launch import Launch
@@ -406,13 +406,13 @@ def test_pyxis_is_sent_to_slurm():
 # Building
 
 
-def _build(engine: str, source: str | None = None) -> build.Build:
-    return build.Build(engine, images.image("amd"), "reg/base:1", "out", Path("/c"), source)
+def _build(engine: str, source: str | None = None) -> building.Build:
+    return building.Build(engine, images.image("amd"), "reg/base:1", "out", Path("/c"), source)
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_docker_and_podman_build_the_containerfile_on_the_base(engine: str):
-    assert build.steps(_build(engine)) == (
+    assert building.steps(_build(engine)) == (
         (
             *(engine, "build", "--tag=out", "--file=/c/Containerfile"),
             *("--build-arg=BASE_IMAGE=reg/base:1", "--build-arg=MEGATRON_CORE=0.16.1", "/c"),
@@ -421,7 +421,7 @@ def test_docker_and_podman_build_the_containerfile_on_the_base(engine: str):
 
 
 def test_enroot_installs_into_the_base_and_exports_it():
-    steps = build.steps(_build("enroot"))
+    steps = building.steps(_build("enroot"))
     words = [word for step in steps if "enroot" in step for word in step]
     actions = [after for word, after in pairwise(words) if word == "enroot"]
     assert actions == ["import", "create", "start", "start", "export", "remove"]
@@ -434,7 +434,7 @@ def test_enroot_installs_into_the_base_and_exports_it():
 
 def test_enroot_takes_a_digest_in_the_place_of_a_tag():
     pinned = replace(_build("enroot"), base=f"reg/team/base@sha256:{DIGEST}")
-    assert build.steps(pinned)[1][-1] == f"docker://reg#team/base:sha256:{DIGEST}"
+    assert building.steps(pinned)[1][-1] == f"docker://reg#team/base:sha256:{DIGEST}"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_enroot_takes_a_digest_in_the_place_of_a_tag():
 def test_the_list_of_packages_is_read_without_the_images_entrypoint(
     engine: str, source: str | None, command: tuple[str, ...]
 ):
-    assert build.packages_command(_build(engine, source)) == (
+    assert building.packages_command(_build(engine, source)) == (
         *command,
         "/opt/scalebook/packages.cdx.json",
     )
@@ -467,19 +467,19 @@ def test_the_list_of_packages_is_read_without_the_images_entrypoint(
 )
 def test_the_list_of_packages_goes_beside_the_image(engine: str, target: str, path: str):
     wanted = replace(_build(engine), target=target)
-    assert build.packages_file(wanted, Path("/images")) == Path(path)
+    assert building.packages_file(wanted, Path("/images")) == Path(path)
 
 
 def test_the_list_of_packages_is_copied_byte_by_byte(tmp_path: Path, programs: Callable[..., None]):
     content = b'{"bomFormat":  "CycloneDX"}\n'
     wanted = replace(_build("podman"), target="localhost/own:1")
     programs("podman", content)
-    path = build.copy_packages(wanted, tmp_path / "images")
+    path = building.copy_packages(wanted, tmp_path / "images")
     assert path == tmp_path / "images" / "own-1.cdx.json"
     assert path.read_bytes() == content
     path.unlink()
     programs("podman", b"", "cat: no such file", 1)
-    assert build.copy_packages(wanted, tmp_path / "images") is None
+    assert building.copy_packages(wanted, tmp_path / "images") is None
     assert not path.exists()
 
 
@@ -495,7 +495,7 @@ def test_the_list_of_packages_is_copied_byte_by_byte(tmp_path: Path, programs: C
     ],
 )
 def test_an_image_that_is_there_is_taken_over(engine: str, source: str, last: str):
-    (step,) = build.steps(_build(engine, source))
+    (step,) = building.steps(_build(engine, source))
     assert step[0] == engine
     assert step[-1] == last
 
@@ -506,11 +506,11 @@ def test_an_image_that_is_there_is_taken_over(engine: str, source: str, last: st
 )
 def test_a_source_that_an_engine_cannot_read_is_refused(engine: str, source: str):
     with pytest.raises(LaunchError, match=f"{engine} (takes|cannot)"):
-        build.steps(_build(engine, source))
+        building.steps(_build(engine, source))
 
 
 def test_apptainers_definition_installs_by_the_same_program():
-    text = build.definition(_build("apptainer"))
+    text = building.definition(_build("apptainer"))
     assert "From: reg/base:1" in text
     assert "python3 /opt/scalebook/install.py /opt/scalebook --megatron-core 0.16.1" in text
 
@@ -644,14 +644,14 @@ def test_the_packages_of_an_image_are_listed_with_their_source(
 
 def test_a_build_from_wheels_gets_no_network():
     offline = replace(_build("podman"), offline=True)
-    assert "--network=none" in build.steps(offline)[0]
-    assert "--network=none" not in build.steps(_build("podman"))[0]
+    assert "--network=none" in building.steps(offline)[0]
+    assert "--network=none" not in building.steps(_build("podman"))[0]
 
 
 def test_a_folder_without_wheels_is_refused_before_anything_is_built(root: Path, tmp_path: Path):
     with (
         pytest.raises(LaunchError, match="contains no wheels"),
-        build.context(root, images.image("cpu"), dry=False, wheels=tmp_path),
+        building.context(root, images.image("cpu"), dry=False, wheels=tmp_path),
     ):
         pass
 
@@ -904,7 +904,7 @@ def test_an_image_names_and_holds_how_to_report_a_vulnerability(vendor: str, roo
     (copied,) = re.findall(r"(?m)^COPY (.+) /opt/scalebook/$", text)
     assert policy in copied.split()
     assert "Report a vulnerability" in (root / ".github" / policy).read_text()
-    definition = build.definition(_build("apptainer"))
+    definition = building.definition(_build("apptainer"))
     assert f"scalebook.security-policy /opt/scalebook/{policy}" in definition
     assert f"    {policy} /opt/scalebook/" in definition
 

@@ -30,12 +30,12 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "probe": "machine", "image": "machine", "verify": "machine",
     },
     "run": {
-        "run": "runs", "resume": "runs", "status": "cluster", "serve": "serve", "recover": "runs",
+        "run": "runs", "resume": "runs", "status": "scheduler", "serve": "serve", "recover": "runs",
         "drill": "runs",
     },
     "after a run": {
-        "list": "show", "columns": "show", "steady": "verdicts", "compare": "verdicts",
-        "gate": "verdicts", "diagnose": "show", "reproduce": "show", "report": "reports",
+        "list": "show", "columns": "show", "steady": "step_times", "compare": "step_times",
+        "gate": "step_times", "diagnose": "show", "reproduce": "show", "report": "reports",
         "demo": "reports", "open": "serve", "publish": "reports",
     },
     "interchange": {"ingest": "interchange", "export": "interchange"},

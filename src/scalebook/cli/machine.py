@@ -193,7 +193,7 @@ def image(options: argparse.Namespace) -> int:
     """Build an image; return the exit code of the first step that failed, 0 if none."""
     from scalebook import host
     from scalebook.facts import catalog
-    from scalebook.running.container import build, images
+    from scalebook.running.container import building, images
 
     known = images.image(catalog.platform(options.platform).vendor)
     if options.pin is not None:
@@ -203,8 +203,8 @@ def image(options: argparse.Namespace) -> int:
     target = images.named_or_ours(options.image, known.vendor, engine)
     dry = options.dry_run or bool(options.source)
     wheels = options.wheels.absolute() if options.wheels else None
-    with build.context(root, known, dry=dry, wheels=wheels) as path:
-        wanted = build.Build(
+    with building.context(root, known, dry=dry, wheels=wheels) as path:
+        wanted = building.Build(
             engine=engine,
             image=known,
             base=options.base_image or known.base_reference,
@@ -220,10 +220,10 @@ def image(options: argparse.Namespace) -> int:
             note = f"note: the base {wanted.base} is named by a tag, which can move. {how}"
             print(note, file=sys.stderr)
         if options.dry_run:
-            print("\n".join(shlex.join(step) for step in build.steps(wanted)))
+            print("\n".join(shlex.join(step) for step in building.steps(wanted)))
             return 0
-        code = build.run(wanted)
-        listed = build.copy_packages(wanted, images.folder_of(root)) if code == 0 else None
+        code = building.run(wanted)
+        listed = building.copy_packages(wanted, images.folder_of(root)) if code == 0 else None
     if code == 0:
         found = listed and project.short(listed)
         print(f"Its packages: {found}" if found else f"{target} has no list of packages.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli import cluster, interchange, run_options
+from scalebook.cli import interchange, run_options, scheduler
 from scalebook.cli.terminal import (
     Subparsers,
     add_count,
@@ -69,7 +69,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_switch(parser, "--dry-run", "print the commands without starting them")
     interchange.add_log_to(parser)
     run_options.add_settings_and_order(parser)
-    cluster.add_arguments(parser)
+    scheduler.add_arguments(parser)
     run_options.add_container(parser)
 
 
@@ -101,13 +101,13 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
-    from scalebook.running import launch, sweep, todo
+    from scalebook.running import finish_run, launch, sweep, todo
     from scalebook.running.todo import Scheduled
 
-    cluster.refuse_idle(options)
+    scheduler.refuse_idle(options)
     after = interchange.after_run(options)
     if options.launcher != "direct":
-        return cluster.run(options, _load)
+        return scheduler.run(options, _load)
     platform, devices, device_name = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(options.runs)
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(options, plan, runs, devices)
     console = Console()
-    recover_all(runs, console)
+    finish_run.recover_all(runs, console.say)
     entries = todo.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
         console.say(
@@ -286,36 +286,23 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    recover_all(existing_runs(options.runs), Console())
+    from scalebook.running.finish_run import recover_all
+
+    recover_all(existing_runs(options.runs), Console().say)
     return 0
-
-
-def recover_all(runs: Path, console: Console) -> None:
-    """Publish what dead processes left under the runs folder, and say so line by line."""
-    from scalebook.running import finish_run
-
-    for found in finish_run.recover(runs):
-        path, record = short(found.path), found.record
-        if found.problem is not None:
-            console.say(f"{path} cannot be recovered and stays as it is: {found.problem}")
-        elif record is not None:
-            console.say(f"Recovered {path}: {record.status}. {record.reason or ''}")
-        elif (age := found.seconds_old) is not None:
-            console.say(f"{path} is {age:.0f} s old, too new to tell: its run may be starting.")
-        else:
-            console.say(f"{path} belongs to a running process and stays as it is.")
 
 
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.running import drill as drills
+    from scalebook.running.finish_run import recover_all
     from scalebook.running.kernel import RunOptions
 
     config = _drilled(options)
     order = drills.ordered(config, options.kill_rank, options.kill_step, options.during_save)
     runs = runs_folder(str(options.runs or ""))
     console = Console(sys.stderr)
-    recover_all(runs, console)
+    recover_all(runs, console.say)
     how = RunOptions(trainer=options.trainer, force_platform=options.force_platform)
     undisturbed = None
     if options.reference:

@@ -247,15 +247,14 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 
 
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
-    from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
-    from scalebook.running import launch, sweep
+    from scalebook.running import finish_run, launch, sweep
 
     if not options.trainer:
         launch.require_trainer()
     start = time.monotonic()
     console = Console(sys.stderr if options.json else sys.stdout)
-    recover_all(runs, console)
+    finish_run.recover_all(runs, console.say)
     state = _tuning(options, base, runs)
     settings = sweep.Settings(
         runs=runs,

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from scalebook import ownership, scrub, store, untrusted
+from scalebook import ownership, project, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
@@ -344,6 +344,20 @@ def recover(runs: Path) -> tuple[Recovered, ...]:
             one = recorded(partial, settle)
             found += [one] if one and (one.record or one.problem) else []  # nothing was started
     return tuple(found)
+
+
+def recover_all(runs: Path, say: Callable[[str], None]) -> None:
+    """Publish what dead processes left under a folder of runs, and say so line by line."""
+    for found in recover(runs):
+        path, record = project.short(found.path), found.record
+        if found.problem is not None:
+            say(f"{path} cannot be recovered and stays as it is: {found.problem}")
+        elif record is not None:
+            say(f"Recovered {path}: {record.status}. {record.reason or ''}")
+        elif (age := found.seconds_old) is not None:
+            say(f"{path} is {age:.0f} s old, too new to tell: its run may be starting.")
+        else:
+            say(f"{path} belongs to a running process and stays as it is.")
 
 
 def recorded(partial: Path, settle: Callable[[Path], RunRecord | None]) -> Recovered | None:

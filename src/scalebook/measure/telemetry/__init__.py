@@ -3,7 +3,7 @@
 The same for what our sampler wrote and for what monitoring tools wrote beside an ingested log.
 """
 
-from scalebook.measure.telemetry.samples import Telemetry, read
+from scalebook.measure.telemetry.readings import Telemetry, read
 from scalebook.measure.telemetry.summary import Clocks, TelemetrySummary, summarize
 from scalebook.measure.telemetry.throttling import flags
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
 
-from scalebook.measure.telemetry.samples import Device, Reading, Telemetry
+from scalebook.measure.telemetry.readings import Device, Reading, Telemetry
 from scalebook.record import LARGEST, RunRecord, StepRecord
 from scalebook.step_columns import Steps
 
