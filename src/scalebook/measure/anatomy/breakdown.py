@@ -219,7 +219,8 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
     windows, main = steps_of(trace)
     notes: list[str] = []
     if not windows:
-        windows = _whole(trace)
+        rows = trace.kernels if len(trace.kernels) else trace.operators
+        windows = union([(min(rows.start), max(rows.stop))]) if len(rows) else []
         notes.append("The trace marks no steps: its whole length counts as one.")
     if not windows:
         return Breakdown(rank=rank, reason="The trace contains no kernel and no operator.")
@@ -247,12 +248,6 @@ def _invalid(trace: Trace) -> str | None:
                 "text): what ran in the steps is not known. Profile again."
             )
     return None
-
-
-def _whole(trace: Trace) -> list[Span]:
-    """Return from the first to the last thing that ran, none where nothing did."""
-    rows = trace.kernels if len(trace.kernels) else trace.operators
-    return union([(min(rows.start), max(rows.stop))]) if len(rows) else []
 
 
 def _measured(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,17 +94,12 @@ def marked_steps(record: RunRecord, steps: Iterable[StepRecord]) -> MarkedSteps 
     whole, number = sum(seconds[at] for at in marked), len(marked)
     if not marked or whole <= 0:
         return None
-    parts = {name: sum(known) / number for name, known in _of(marked, columns).items() if known}
+    parts: dict[str, float] = {}
+    for name, column in columns.items():
+        if known := [column[at] for at in marked if not math.isnan(column[at])]:
+            parts[name] = sum(known) / number
     parts[OUTSIDE] = max(whole / number - sum(parts.values()), 0.0)
     return MarkedSteps(number, whole / number, parts)
-
-
-def _of(marked: Sequence[int], columns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return the values of these steps in each column, those that are there."""
-    return {
-        name: [value for at in marked if not math.isnan(value := column[at])]
-        for name, column in columns.items()
-    }
 
 
 def theory(record: RunRecord) -> CommunicationEstimate | None:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, cast
 
@@ -348,16 +349,11 @@ def windows_of(steps: Iterable[StepRecord]) -> tuple[Window, ...]:
         else:
             found.append([end - seconds, end])
         before = step
-    windows = tuple(Window(begin, end) for begin, end in found)
-    return () if _overlap(windows) else windows
-
-
-def _overlap(windows: Sequence[Window]) -> bool:
-    """Return whether two stretches share more time than clocks and rounding are apart."""
-    ordered = sorted(windows, key=lambda one: one.begin)
-    return any(
-        before.end - after.begin > SLACK_SECONDS for before, after in itertools.pairwise(ordered)
-    )
+    # Two may share no more time than clocks and rounding are apart.
+    neighbours = itertools.pairwise(sorted(found, key=itemgetter(0)))
+    if any(before[1] - after[0] > SLACK_SECONDS for before, after in neighbours):
+        return ()
+    return tuple(Window(begin, end) for begin, end in found)
 
 
 @dataclass(frozen=True, slots=True)

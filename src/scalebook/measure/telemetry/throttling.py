@@ -23,7 +23,10 @@ def share_of(summary: TelemetrySummary, reasons: tuple[str, ...]) -> float | Non
 def flags(summary: TelemetrySummary) -> tuple[str, ...]:
     """Return a sentence for each thing that held the devices back while steps were measured."""
     found = [_power(summary), _heat(summary), _other(summary), _falling(summary.clocks)]
-    return (*(sentence for sentence in found if sentence), *summary.notes, *_early(summary))
+    found += summary.notes
+    if summary.devices and summary.reason:  # none at all is a reason, not a flag
+        found.append(f"The telemetry ended early: {summary.reason.rstrip('.')}.")
+    return tuple(sentence for sentence in found if sentence)
 
 
 def _power(summary: TelemetrySummary) -> str | None:
@@ -69,10 +72,3 @@ def _falling(clocks: Clocks | None) -> str | None:
         f"The clock of {name} fell by {-100 * trend.change:.1f} % while steps were measured "
         f"({trend.first:,.0f} to {trend.last:,.0f} MHz): later steps ran slower for it."
     )
-
-
-def _early(summary: TelemetrySummary) -> tuple[str, ...]:
-    """Return the sentence on telemetry that broke off; none at all is a reason, not a flag."""
-    if summary.devices and summary.reason:
-        return (f"The telemetry ended early: {summary.reason.rstrip('.')}.",)
-    return ()

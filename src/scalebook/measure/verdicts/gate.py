@@ -285,21 +285,17 @@ def markdown(checks: Sequence[GateCheck]) -> str:
         "|---|---|---|---|---|",
     ]
     ordered = sorted(checks, key=lambda check: not check.failed)
-    lines += [_row(check) for check in ordered]
+    for check in ordered:
+        found = check.verdict
+        ratio = f"{found.ratio:.4f}" if found else ""
+        span = f"{found.low:.4f} to {found.high:.4f}" if found else ""
+        cells = (_cell(check.name), check.outcome, ratio, span, _cell(check.detail))
+        lines.append(f"| {' | '.join(cells)} |")
     for check in ordered:
         if check.failed and check.differences:
             lines += ["", f"What else differs in {_cell(check.name)}:", ""]
             lines += [f"- {_cell(str(difference))}" for difference in check.differences]
     return "\n".join([*lines, ""])
-
-
-def _row(check: GateCheck) -> str:
-    ratio = span = ""
-    if check.verdict is not None:
-        ratio = f"{check.verdict.ratio:.4f}"
-        span = f"{check.verdict.low:.4f} to {check.verdict.high:.4f}"
-    cells = (_cell(check.name), check.outcome, ratio, span, _cell(check.detail))
-    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -140,11 +140,17 @@ def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None
     if both is not None:
         verdict = Verdict("cannot tell", 1.0, 1.0, 1.0, rate=_rate(a, b)) if a.steps else None
         return verdict, both
-    told = " ".join(_reasons(a, b)) or None
+    said = (
+        side.reason if side.records else f"{side.name}: {side.reason}"  # runs are named in it
+        for side in (a, b)
+        if side.reason
+    )
+    told = " ".join(said) or None
     if not a.steps or not b.steps:
         return None, told or "A side has no interval."
     others = identity.other_devices(*([one.environment for one in side.records] for side in (a, b)))
-    assumed = between(max(start_spread(_platform(side)) for side in (a, b)), others)
+    platforms = [side.records[0].setting("platform") if side.records else "" for side in (a, b)]
+    assumed = between(max(start_spread(text_of(name)) for name in platforms), others)
     left, right = (a.steps, b.steps)
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
@@ -169,13 +175,6 @@ def clocks_apart(a: Side, b: Side, found: Iterable[Difference]) -> str | None:
     )
 
 
-def _reasons(*sides: Side) -> Iterator[str]:
-    """Yield the reasons of the sides, each of which says what it is about."""
-    for side in sides:
-        if side.reason:
-            yield side.reason if side.records else f"{side.name}: {side.reason}"
-
-
 def _rate(a: Side, b: Side) -> Rate:
     return "steps/s" if a.tokens is None or b.tokens is None else "tokens/s of all GPUs"
 
@@ -197,7 +196,3 @@ def same(a: Side, b: Side) -> str | None:
         f"{', '.join(shared)} is in both A ({a.name}) and B ({b.name}). A run can be on only one "
         "side: name a folder without it."
     )
-
-
-def _platform(side: Side) -> str | None:
-    return text_of(side.records[0].setting("platform")) if side.records else None
