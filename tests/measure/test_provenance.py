@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from simulated import config, write_run
 from training import small
 
 from scalebook import store
-from scalebook.cli import main
+from scalebook.cli import main, run_options
+from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.measure import provenance
+from scalebook.plan import single_plan
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import collect
 from scalebook.report.pages import run_findings
@@ -140,6 +143,21 @@ def test_the_command_names_each_field_that_is_not_at_its_default():
     assert "warmup_steps" not in text
     assert "-p sequence_parallel True" in shlex.join(found.papermill)
     assert "-r model llama3.1-8b" in shlex.join(found.papermill)
+
+
+def test_the_command_of_every_example_plans_the_very_configuration(root: Path):
+    """Also of even pipeline stages, which a plan would not choose by itself."""
+    uneven = 0
+    for run in store.read_runs(root / "runs/examples")[0]:
+        command = reproduce.recipe(run.record, {}, {}).command
+        named = run_options.fields(b for a, b in pairwise(command) if a == "--set")
+        wanted = RunConfig.from_parameters(run.record.requested)
+        (planned,) = single_plan(named, platform=wanted.platform).runs
+        assert planned.config == wanted
+        if not named.pop("last_pipeline_stage_layers", 0):
+            (other,) = single_plan(named, platform=wanted.platform).runs
+            uneven += other.config != wanted
+    assert uneven
 
 
 def test_variables_commit_and_what_differs_here_are_told():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalebook.facts.catalog.types import ModelShape, Platform
@@ -33,11 +33,9 @@ def world(
 
 def following(given: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     """Return what a configuration leaves out and its model and parallelism decide."""
-    chosen = {
-        "expert_tensor_parallel_size": _expert_tensor_parallel_size(given, shape),
-        "last_pipeline_stage_layers": _last_pipeline_stage_layers(given, shape),
-    }
-    return {name: value for name, value in chosen.items() if value and name not in given}
+    left_out = {name: find for name, find in FOLLOWING.items() if name not in given}
+    found = {name: find(given, shape) for name, find in left_out.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def _expert_tensor_parallel_size(given: Mapping[str, Any], shape: ModelShape) -> int | None:
@@ -67,3 +65,9 @@ def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> 
     parts = flop_parts(shape, float(length or 0) / sizes[2])
     head = parts.logits / parts.total
     return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
+
+
+FOLLOWING: Mapping[str, Callable[[Mapping[str, Any], ModelShape], int | None]] = {
+    "expert_tensor_parallel_size": _expert_tensor_parallel_size,
+    "last_pipeline_stage_layers": _last_pipeline_stage_layers,
+}

@@ -11,12 +11,13 @@ from typing import Any
 from scalebook import host, project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
+from scalebook.plan.defaults import FOLLOWING
 from scalebook.record import RunRecord, object_of
 from scalebook.running.container import contents, rules
 from scalebook.running.devices import detect
 
-# Plans fill these in from platform and model where they are not named.
-_ALWAYS = ("model", "world_size", "nodes", "precision", "expert_tensor_parallel_size")
+# Plans fill these in where they are not named, also where they ran at their default.
+_ALWAYS = ("nodes", "precision", *FOLLOWING)
 _PACKAGES = ("torch", "megatron_core", "transformer_engine")
 _COMPARED = (
     *("scalebook", "git_commit", "python", *_PACKAGES),
