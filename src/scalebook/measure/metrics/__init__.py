@@ -304,7 +304,7 @@ def printed(run: Run, peak_precision: str | None = None) -> dict[str, Any]:
 def _known(
     record: RunRecord, every: Steps, steps: Steps, found: _Rated, start: float
 ) -> dict[str, Any]:
-    """Return the fields of RunMetrics that do not depend on intervals and telemetry alone."""
+    """Return the fields of RunMetrics that ``printed`` and ``numbers`` share."""
     rates = found.rates
     return {
         "run_id": record.run_id,

@@ -68,16 +68,12 @@ class Follower:
         while why is None and not all(watch.done for watch in watches):
             self._look(watches)
             why = self._enough(deadline)
-            if why is None and not all(watch.done for watch in watches):
-                self._pause()
+            due = time.monotonic() + self.poll_seconds
+            waits = why is None and not all(watch.done for watch in watches)
+            while waits and time.monotonic() < due and not self.stop.signals:
+                self.sleep(min(0.5, self.poll_seconds))  # a signal is noticed soon
         note = None if why is None else f"not followed to its end: {why}"
         return [watch.result(None if watch.done else note) for watch in watches], why
-
-    def _pause(self) -> None:
-        """Wait until it is time to ask again; a signal is noticed within half a second."""
-        due = time.monotonic() + self.poll_seconds
-        while time.monotonic() < due and not self.stop.signals:
-            self.sleep(min(0.5, self.poll_seconds))
 
     def _enough(self, deadline: float) -> str | None:
         if self.stop.sentence() is not None:
