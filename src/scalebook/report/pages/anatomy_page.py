@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -15,7 +15,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.quantities import count, duration, number, percent
-from scalebook.report.charts.step_charts import BAR_SCHEMA, KINDS, PARTS
+from scalebook.report.charts.step_charts import KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
 
@@ -48,10 +48,6 @@ def profiles(data: ReportData) -> Iterator[tuple[Row, Breakdown, str]]:
             yield row, one, f"{row['label']}{rank}"
 
 
-def _bars(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(list(rows), schema=BAR_SCHEMA)
-
-
 def _parts(row: Row, label: str, seconds: Mapping[str, float], whole: float) -> Iterator[Any]:
     facts = {name: row[name] for name in ("run_id", "platform", "source")} | {"label": label}
     for place, (part, time) in enumerate(seconds.items()):
@@ -78,12 +74,14 @@ def _seconds(one: Breakdown) -> dict[str, float | None]:
 
 def profile_bars(data: ReportData) -> charts.Figures | None:
     """Return the profiled steps as bars, a bar a profiled rank."""
-    rows = (
+    rows = [
         part
         for row, one, label in profiles(data)
         for part in _parts(row, label, profiled_seconds(one), one.step_seconds or 1.0)
+    ]
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the profiled step"
     )
-    return charts.anatomy(_bars(rows), PARTS, "share of the profiled step")
 
 
 def mark_bars(data: ReportData) -> charts.Figures | None:
@@ -98,7 +96,9 @@ def mark_bars(data: ReportData) -> charts.Figures | None:
                 if marked.parts.get(name, 0.0) > 0
             }
             rows += _parts(row, row["label"], named, marked.step_seconds)
-    return charts.anatomy(_bars(rows), PARTS, "share of the measured step")
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the measured step"
+    )
 
 
 def kind_bars(data: ReportData) -> charts.Figures | None:
@@ -110,7 +110,9 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
             named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
             ordered = {kind: named[kind] for kind in KINDS if named.get(kind, 0.0) > 0}
             rows += _parts(row, label, ordered, total)
-    return charts.anatomy(_bars(rows), KINDS, "share of the time of all kernels")
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), KINDS, "share of the time of all kernels"
+    )
 
 
 def parts_table(data: ReportData) -> Fragment:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import polars as pl
-
 from scalebook.identity import VERSIONS
 from scalebook.measure.verdicts import Verdict
 from scalebook.report.base import comparisons as bases
@@ -54,8 +52,8 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import GLUE, change, count, percent, times
 from scalebook.report.base.versus import configurations, verdict_on
-from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
-from scalebook.report.charts.figure import Figures
+from scalebook.report.charts.comparison import against_baseline, ratios
+from scalebook.report.charts.figure import Figure, Figures
 from scalebook.settings import named, names
 
 Repeats = tuple[Member, ...]
@@ -283,15 +281,12 @@ def _linked(side: Repeats) -> Markup:
 
 def worth(found: Sequence[Ablation]) -> Figures | None:
     """Return a chart of each switch's worth for each optimised configuration."""
-    return Figures.of(
-        (item.name, ratios(_switch_ratios(item), "optimised over changed, throughput", "option"))
+    axis = "optimised over changed, throughput"
+    rows = {
+        item.name: [row for one in item.switches if (row := ratio_row(one.label, one.pair))]
         for item in found
-    )
-
-
-def _switch_ratios(item: Ablation) -> pl.DataFrame:
-    found = (ratio_row(one.label, one.pair) for one in item.switches)
-    return pl.DataFrame([row for row in found if row], schema=RATIO_SCHEMA)
+    }
+    return Figures.of((name, ratios(each, axis, "option")) for name, each in rows.items())
 
 
 def ratio_row(label: str, pair: Pair) -> dict[str, Any] | None:
@@ -318,12 +313,11 @@ def bars(found: Sequence[Ablation]) -> Figures | None:
     return Figures.of((item.name, against_baseline(_bar_rows(item))) for item in found)
 
 
-def _bar_rows(item: Ablation) -> pl.DataFrame:
+def _bar_rows(item: Ablation) -> list[dict[str, Any]]:
     changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
     rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
     rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one option changed") for one in changes]
-    rows.append(_bar(item.optimised, "optimised", "optimised"))
-    return pl.DataFrame(rows, schema=BAR_SCHEMA)
+    return [*rows, _bar(item.optimised, "optimised", "optimised")]
 
 
 def _bar(side: Repeats, label: str, step: str) -> dict[str, Any]:
@@ -455,17 +449,12 @@ def chart(found: Sequence[Pair]) -> Figures | None:
     groups: dict[str, list[Pair]] = {}
     for pair in found:
         groups.setdefault(sides(pair), []).append(pair)
-    words = "throughput per GPU of {} over {}"
-    axes = {name: words.format(same[0].name_a, same[0].name_b) for name, same in groups.items()}
-    return Figures.of(
-        (name, ratios(_ratio_rows(group), axes[name], "comparison"))
-        for name, group in groups.items()
-    )
-
-
-def _ratio_rows(group: Sequence[Pair]) -> pl.DataFrame:
-    rows = map(ratio_row, _labels(group), group)
-    return pl.DataFrame([row for row in rows if row], schema=RATIO_SCHEMA)
+    drawn: list[tuple[str, Figure | None]] = []
+    for name, same in groups.items():
+        axis = f"throughput per GPU of {same[0].name_a} over {same[0].name_b}"
+        rows = filter(None, map(ratio_row, _labels(same), same))
+        drawn.append((name, ratios([*rows], axis, "comparison")))
+    return Figures.of(drawn)
 
 
 def _labels(group: Sequence[Pair]) -> Iterator[str]:

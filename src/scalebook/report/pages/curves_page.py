@@ -110,7 +110,9 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
     )
     steps = steps.join(windows, on="run_id", how="left", maintain_order="left")
     inside = pl.col("step").is_between("first", "last").fill_null(value=False)
-    lines = steps.with_columns(value=field, steady=inside).select(*charts.LINES)
+    lines = steps.select(
+        *("run_id", "label", "source", "status", "phase", "step"), value=field, steady=inside
+    )
     lacking = with_field.height - shown.height
     cut = f"{shown.height} of {with_field.height} runs" if lacking else None
     return charts.steady_lines(lines, TITLES[field], cut)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -33,21 +33,23 @@ from scalebook.report.base.naming import (
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import memory_charts as charts
-from scalebook.report.charts.memory_charts import KINDS, MAP, feasibility_map
+from scalebook.report.charts.memory_charts import KINDS, feasibility_map
 
 Row = Mapping[str, Any]
 
 
-def compared(data: ReportData) -> pl.DataFrame:
+def compared(data: ReportData, statuses: Sequence[str] = ()) -> pl.DataFrame:
     """Return the runs that have a measured peak and a prediction (GiB of the fullest rank)."""
     found: list[dict[str, Any]] = []
     for row in data.runs.iter_rows(named=True):
         predicted = _total(data, row)
         peak = row["peak_memory_gib"]
-        if predicted and peak is not None:
-            facts = {"predicted_gib": predicted, "difference_gib": peak - predicted}
-            found.append({**row, **facts, "ending": tables.status_words(row["status"])})
-    return pl.DataFrame(found, schema=charts.COMPARED | {"status": pl.String})
+        if predicted and peak is not None and (not statuses or row["status"] in statuses):
+            facts = {name: row[name] for name in ("run_id", "label", "platform", "model", "source")}
+            facts |= {"peak_memory_gib": peak, "ending": tables.status_words(row["status"])}
+            more = {"predicted_gib": predicted, "difference_gib": peak - predicted}
+            found.append(facts | more)
+    return pl.DataFrame(found, infer_schema_length=None)
 
 
 def speed_and_memory(data: ReportData) -> Figures | None:
@@ -86,7 +88,7 @@ def _parts(data: ReportData, row: Row) -> Mapping[str, float] | None:
 
 def scatter(data: ReportData) -> Figure | None:
     """Return measured over predicted memory; None where no run has both."""
-    return charts.predicted_against_measured(compared(data).select(*charts.COMPARED))
+    return charts.predicted_against_measured(compared(data))
 
 
 def bars(data: ReportData) -> Figures | None:
@@ -100,7 +102,7 @@ def bars(data: ReportData) -> Figures | None:
         for place, part in enumerate(charts.PART_NAMES):
             if part in parts:
                 found.append(facts | {"part": part, "gib": parts[part], "place": place})
-    return charts.parts(pl.DataFrame(found, schema=charts.PARTS))
+    return charts.parts(pl.DataFrame(found, infer_schema_length=None))
 
 
 def _capacity(row: Row) -> float | None:
@@ -151,9 +153,10 @@ def findings(data: ReportData) -> Fragment:
 def _agreement(data: ReportData) -> Iterator[Markup]:
     """Yield, by platform and source, the spread of the differences of completed runs."""
     # a rate that is void leaves the peak of the memory true
-    done = compared(data).filter(pl.col("ending").is_in(("completed", "void")))
+    done = compared(data, ("completed", "void"))
     if done.is_empty():
         yield Markup("No completed run has both a measured peak and a prediction.")
+        return
     for (platform, source), runs in done.group_by("platform", "source", maintain_order=True):
         shares = (runs["difference_gib"] / runs["predicted_gib"]).to_list()
         above = sum(share > 0 for share in shares)
@@ -255,7 +258,7 @@ def _places(cells: pl.DataFrame) -> pl.DataFrame:
     for row in cells.iter_rows(named=True):
         found.setdefault((_row_name(row), row["micro_batch_size"]), []).append(row)
     made = (_place(name, micro, same) for (name, micro), same in found.items())
-    return pl.DataFrame(list(made), schema=MAP)
+    return pl.DataFrame(list(made), infer_schema_length=None)
 
 
 def _row_name(cell: Row) -> str:

@@ -347,7 +347,7 @@ def _family(one: Compared) -> str:
 def errors(ones: Sequence[Compared]) -> Figure | None:
     """Return the error of each configuration, a row per kind of layout."""
     values = [{**_values(one), "error": one.error, "family": _family(one)} for one in ones]
-    return charts.errors(pl.DataFrame(values, charts.ERRORS), [*_families(ones)])
+    return charts.errors(values, [*_families(ones)])
 
 
 def rates(ones: Sequence[Compared]) -> Figure | None:
@@ -359,7 +359,7 @@ def rates(ones: Sequence[Compared]) -> Figure | None:
         }
         for one in ones[:SHOWN]
     ]
-    return charts.rates(pl.DataFrame(values, charts.RATES), len(ones))
+    return charts.rates(values, len(ones))
 
 
 def parts(ones: Sequence[Compared]) -> Figure | None:
@@ -369,7 +369,7 @@ def parts(ones: Sequence[Compared]) -> Figure | None:
         for one in ones[:SHOWN]
         for place, (name, share) in enumerate(one.parts.items())
     ]
-    return charts.parts(pl.DataFrame(values, charts.PARTS), (*PARTS, OTHER))
+    return charts.parts(values, (*PARTS, OTHER))
 
 
 def _values(one: Compared) -> dict[str, str]:

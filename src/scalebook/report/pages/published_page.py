@@ -52,9 +52,13 @@ from scalebook.report.base.naming import convention_title, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import CLAIMS
 from scalebook.report.charts.figure import Figure
-from scalebook.report.charts.rate_charts import PUBLISHED, published_field
+from scalebook.report.charts.rate_charts import published_field
 
 _PEAKS = {"BF16": "bf16", "BF16/FP16": "bf16", "FP16": "fp16", "FP16/BF16": "fp16"}
+_DRAWN = (
+    "run_id", "source", "model", "accelerator", "world_size", "sequence_length", "precision",
+    "family", "tflops", "where",
+)  # fmt: skip
 _FAMILIES = (("NVFP4", "4 bit"), ("FP8", "8 bit"), ("MXFP8", "8 bit"), ("INT8", "8 bit"))
 
 
@@ -237,12 +241,13 @@ def best_by_precision(row: Row) -> dict[str, float]:
 
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     """Return every result of a whole model on one axis, a row an accelerator."""
-    every = (*others, *whole(ours))
-    rows = [{**row, "ours": row["source"] != "published"} for row in every]
-    kept = [
-        {name: row.get(name) for name in PUBLISHED} for row in rows if row["tflops"] is not None
+    rows = [
+        {name: row[name] for name in _DRAWN} | {"ours": row["source"] != "published"}
+        for row in (*others, *whole(ours))
+        if row["tflops"] is not None
     ]
-    return published_field(pl.DataFrame(kept, schema=PUBLISHED), DEFAULT_CONVENTION)
+    data = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    return published_field(data, DEFAULT_CONVENTION)
 
 
 def _convention(name: str | None) -> str:

@@ -249,7 +249,7 @@ def _span(values: list[float], show: Callable[[float], str]) -> str:
 def checkpoint_chart(found: Reliability) -> Figure | None:
     """Return the chart of save and load times; None where no run has a checkpoint."""
     rows = [entry for item in found.saved for entry in _bars(item)]
-    return charts.checkpoints(pl.DataFrame(rows, schema=charts.CHECKPOINT_SCHEMA))
+    return charts.checkpoints(rows)
 
 
 def _bars(item: Saved) -> Iterator[dict[str, Any]]:
@@ -371,7 +371,7 @@ def _losses(drill: DrillRecord) -> str:
 def chart(found: Reliability) -> Figure | None:
     """Return the time line of each drill; None where there is none."""
     rows = [part for item in found.drills for part in _parts(item)]
-    return charts.timeline(pl.DataFrame(rows, schema=charts.TIMELINE_SCHEMA))
+    return charts.timeline(rows)
 
 
 def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import Figure
-from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
+from scalebook.report.charts.scaling_charts import fitted
 from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 from scalebook.settings import names
 
@@ -220,7 +220,7 @@ def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
         value, lower, upper = law.predict(size)
         facts = {"world_size": size, "value": value, "low": lower, "high": upper}
         made.append(facts | {"ideal": each * size, "projected": size > arm.sizes[-1]})
-    return pl.DataFrame(made, schema=CURVE)
+    return pl.DataFrame(made, schema_overrides={"high": pl.Float64})
 
 
 def figures(found: Sequence[ScalingSeries]) -> Figures | None:
@@ -228,11 +228,7 @@ def figures(found: Sequence[ScalingSeries]) -> Figures | None:
     return Figures.of(
         (
             arm.title,
-            fitted(
-                pl.DataFrame(list(arm.runs)).select(pl.col(n).cast(t) for n, t in POINTS.items()),
-                curve(arm, law),
-                arm.many,
-            ),
+            fitted(arm.runs, curve(arm, law), arm.many),
         )
         for arm, law in _with_law(found)[:MOST_DRAWN]
     )
