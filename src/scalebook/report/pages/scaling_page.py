@@ -14,7 +14,7 @@ from scalebook.measure.scaling import Projection, ScalingPoint, project
 from scalebook.measure.scaling import table as measured_scaling
 from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.html_tables import Column, plain, text
+from scalebook.report.base.html_tables import plain, share, text
 from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
@@ -246,18 +246,13 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
                 "value": one.tokens_per_second, "low": one.low, "high": one.high,
                 "efficiency": one.scaling_efficiency, "reason": one.reason,
             })  # fmt: skip
-    if not rows:
-        return Fragment(Markup(""))
     columns = (
-        *(
-            text("kind", "Scaling"),
-            Column("title", "Runs", lambda row: row["title"], numeric=False, wide=True),
-            plain("size", "Projected to", "GPUs"),
-        ),
+        *(text("kind", "Scaling"), text("title", "Runs", wide=True)),
+        plain("size", "Projected to", "GPUs"),
         *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
         plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),
-        Column("efficiency", "Efficiency", lambda row: percent(row["efficiency"])),
-        Column("reason", "Why not", lambda r: r["reason"] or "", numeric=False, wide=True),
+        share("efficiency", "Efficiency"),
+        text("reason", "Why not", wide=True),
     )
     return html_table(rows, columns, "projections")
 
@@ -281,19 +276,16 @@ def _charts(
     found: Sequence[ScalingSeries], chart: Callable[[pl.DataFrame, str], Figure]
 ) -> Figures | None:
     drawn = found[:MOST_SERIES]
-    return Figures.of((item.group, chart(item.points, _many(item))) for item in drawn)
+    return Figures.of(
+        (item.group, chart(item.points, units(item.base["platform"])[1])) for item in drawn
+    )
 
 
 def table(found: Sequence[ScalingSeries]) -> Fragment:
     """Return speed-up and efficiency of every run of every series."""
-    if not found:
-        return Fragment(Markup(""))
-    named = [item.points.with_columns(series=pl.lit(item.group)) for item in found]
-    return tables.scaling(pl.concat(named, how="vertical_relaxed"))
-
-
-def _many(item: ScalingSeries) -> str:
-    return units(item.base["platform"])[1]
+    return tables.scaling(
+        {**row, "series": one.group} for one in found for row in one.points.to_dicts()
+    )
 
 
 def projected_efficiency(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:
