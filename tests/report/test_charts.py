@@ -27,7 +27,6 @@ def every_chart(folder: Path) -> list[charts.Figure]:
     bars = charts.throughput(data.completed)
     found = [
         charts.utilisation(data.completed),
-        charts.curves(data.steps, data.runs, "loss", "loss"),
         charts.steadiness(data.measured_steps, data.runs),
     ]
     assert bars is not None
@@ -81,7 +80,7 @@ def test_a_legend_names_only_the_values_that_rows_have() -> None:
 
 def test_every_chart_compiles_to_a_picture(tmp_path: Path) -> None:
     figures = every_chart(write_sample(tmp_path))
-    assert len(figures) == 6
+    assert len(figures) == 5
     for figure in figures:
         assert figure.picture().startswith("<svg")
 
@@ -205,9 +204,10 @@ def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:
     write_run(tmp_path, "made-up", config(world_size=2))
     figures = charts.throughput(load(tmp_path).completed)
     assert figures is not None
-    rows = figures.parts[0][1].spec()["data"]["values"]
-    alpha = {row["run_id"]: row["alpha"] for row in rows}
-    assert alpha["made-up"] < alpha["own"] == 1
+    for _, figure in figures.parts:
+        opacity = figure.spec()["layer"][0]["encoding"]["opacity"]
+        assert opacity["condition"] == {"test": "datum.source == 'measured'", "value": 1}
+        assert opacity["value"] == FAINT < 1
 
 
 def test_no_data_is_no_chart(tmp_path: Path) -> None:
@@ -215,7 +215,8 @@ def test_no_data_is_no_chart(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert charts.throughput(data.completed) is None
     assert charts.utilisation(data.completed) is None
-    assert charts.curves(data.steps, data.runs, "loss", "loss") is None
+    assert charts.steadiness(data.measured_steps, data.runs) is None
+    assert curves_page.curves(data, "loss") is None
 
 
 def test_a_chart_that_leaves_runs_out_says_so(tmp_path: Path) -> None:
@@ -225,9 +226,9 @@ def test_a_chart_that_leaves_runs_out_says_so(tmp_path: Path) -> None:
     figures = charts.throughput(data.completed)
     assert figures is not None
     assert figures.parts[0][1].spec()["title"] == f"The {MAX_BARS} highest of {MAX_BARS + 1} runs"
-    curves = charts.curves(data.steps, data.runs, "loss", "loss")
+    curves = curves_page.curves(data, "loss")
     assert curves is not None
-    assert curves.spec()["title"] == f"The first {MAX_RUNS} of {MAX_BARS + 1} runs"
+    assert curves.parts[0][1].spec()["title"] == f"{MAX_RUNS} of {MAX_BARS + 1} runs"
 
 
 def test_a_long_curve_keeps_its_ends(tmp_path: Path) -> None:

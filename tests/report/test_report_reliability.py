@@ -90,8 +90,7 @@ def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     checkpoint(path)
     checkpoint(path, step=10, seconds=4.0, blocking_seconds=3.0)
     checkpoint(path, "load", seconds=2.0, blocking_seconds=2.0)
-    (saved,) = found(tmp_path).saved
-    row = saved.row()
+    (row,) = found(tmp_path).saved
     assert (row["saves"], row["size_gib"], row["mode"]) == (2, 8, "synchronous")
     assert (row["save_seconds"], row["blocking_seconds"], row["save_rate"]) == (4, 2, 2)
     assert (row["waited_steps"], row["waited_share"]) == (
@@ -111,7 +110,7 @@ def test_no_share_of_waiting_is_told_where_steps_were_done_anew(tmp_path: Path):
     checkpoint(path)
     checkpoint(path, step=10, restart=1)
     (saved,) = found(tmp_path).saved
-    assert saved.waited_share is None
+    assert saved["waited_share"] is None
     assert "of the training" not in words(reliability_page.checkpoint_findings(found(tmp_path)))
 
 

@@ -12,7 +12,7 @@ from simulated import config, write_run, write_sample
 from scalebook.report.base import html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup, anchor, run_link
-from scalebook.report.pages.run_findings import failures
+from scalebook.report.pages.run_findings import failed
 from scalebook.report.site import rendering
 
 EVIL = "<script>alert(1)</script>\"'`&"
@@ -50,7 +50,7 @@ def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
 def test_markup_in_a_reason_and_a_log_stays_text(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", reason=EVIL, log_tail=(EVIL, "</pre>"))
     data = load(tmp_path)
-    parsed = Tags(str(failures(data.runs, data.log_tails).html))
+    parsed = Tags(str(failed(data).html))
     assert "script" not in parsed.tags
     assert parsed.text.count(EVIL) == 2
 

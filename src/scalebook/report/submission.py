@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from scalebook import __version__
 from scalebook.record import RunRecord
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import ReportData, flat, versions
 from scalebook.report.base.quantities import NONE, count, interval, percent
 from scalebook.report.base.versus import Configuration, configurations
 
@@ -34,11 +35,11 @@ def sheet(data: ReportData, held: Records, sender: Sender, left_out: int) -> str
     found = list(held.values())
     parts = (
         ("# Submission", _head(data, sender, left_out)),
-        ("## Hardware", _bullets(_hardware(found))),
-        ("## Software", _bullets(_software(found))),
-        ("## Containers", _bullets(_values(found, "container"))),
-        ("## Plans", _bullets(_plans(found))),
-        ("## Commits", _bullets(_values(found, "git_commit"))),
+        ("## Hardware", _counted(_machine(one.environment) for one in found if one.environment)),
+        ("## Software", _counted(versions(one.environment, SOFTWARE) for one in found)),
+        ("## Containers", _counted(flat(one.environment.get("container")) for one in found)),
+        ("## Plans", _counted(flat(one.schedule.get("plan")) for one in found)),
+        ("## Commits", _counted(flat(one.environment.get("git_commit")) for one in found)),
         ("## Results", _results(data)),
         ("## How to repeat", _repeat(data)),
     )
@@ -69,17 +70,11 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) or "The records name none."
 
 
-def _counted(texts: Iterable[str]) -> Iterator[str]:
-    """Yield each text once, with how many runs have it."""
-    counts: dict[str, int] = {}
-    for text in texts:
-        counts[text] = counts.get(text, 0) + 1
-    for text, many in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        yield f"{plain(text)} ({count(many, 'run')})"
-
-
-def _hardware(found: Iterable[RunRecord]) -> Iterator[str]:
-    return _counted(_machine(one.environment) for one in found if one.environment)
+def _counted(texts: Iterable[str]) -> str:
+    """Return a list of the texts that runs have, each once with how many runs have it."""
+    counts = Counter(filter(None, texts))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return _bullets(f"{plain(text)} ({count(many, 'run')})" for text, many in ranked)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -96,30 +91,6 @@ def _machine(environment: Mapping[str, Any]) -> str:
         f"{cpu['memory_gib']} GiB of host memory" if cpu.get("memory_gib") else "",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _software(found: Iterable[RunRecord]) -> Iterator[str]:
-    return _counted(text for one in found if (text := _versions(one.environment)))
-
-
-def _versions(environment: Mapping[str, Any]) -> str:
-    named = ((name, environment.get(name)) for name in SOFTWARE)
-    return ", ".join(f"{name} {value}" for name, value in named if value)
-
-
-def _values(found: Iterable[RunRecord], name: str) -> Iterator[str]:
-    return _counted(text for one in found if (text := _flat(one.environment.get(name))))
-
-
-def _flat(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value or "")
-    items = sorted(cast("dict[str, Any]", value).items())
-    return ", ".join(f"{name}={one}" for name, one in items if one is not None)
-
-
-def _plans(found: Iterable[RunRecord]) -> Iterator[str]:
-    return _counted(str(one.schedule["plan"]) for one in found if one.schedule.get("plan"))
 
 
 def _results(data: ReportData) -> str:

@@ -142,15 +142,10 @@ def _point(commit: str, members: Sequence[tuple[Run, Estimate]], name: str) -> H
         [known for _, known in members],
         start_spread(platform if isinstance(platform, str) else None),
     )
-    rate, low, high = (
-        (pooled.rate, pooled.low, pooled.high)
-        if pooled
-        else (
-            measures[0].tokens_per_second or 0.0,
-            measures[0].tokens_per_second_low or 0.0,
-            measures[0].tokens_per_second_high or 0.0,
-        )
-    )
+    one = measures[0]
+    alone = (one.tokens_per_second, one.tokens_per_second_low, one.tokens_per_second_high)
+    ends = (pooled.rate, pooled.low, pooled.high) if pooled else alone
+    rate, low, high = (value or 0.0 for value in ends)
     return HistoryPoint(name, commit[:12], record.started_at or "", len(members), rate, low, high)
 
 

@@ -73,14 +73,10 @@ def columns(file: DataFile, *, own: bool = True) -> tuple[DataColumn, ...]:
         "telemetry": TELEMETRY_SCHEMA,
     }
     return tuple(
-        DataColumn(file, name, _dtype(kind), *_words(file, name))
+        DataColumn(file, name, dtype, *_words(file, name))
         for name, kind in schemas[file].items()
+        for dtype in ["Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)]
     )
-
-
-def _dtype(kind: Type) -> str:
-    """Return the name of a type of polars."""
-    return "Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)
 
 
 def page() -> str:

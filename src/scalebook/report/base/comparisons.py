@@ -23,9 +23,9 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.measure.metrics.repeats import Estimate
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, text_of
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import Column, table, text
+from scalebook.report.base.html_tables import Column, noted, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import (
     UNKNOWN_PLATFORM,
@@ -83,6 +83,11 @@ class Pair:
             return None
         sides = ([item.row for item in side] for side in (self.a, self.b))
         return compare(left, right, start_spread=starts_of(*sides))
+
+    @property
+    def source(self) -> str:
+        """The source of the runs that were not measured here; empty where all were."""
+        return min({i.row["source"] for i in (*self.a, *self.b)} - {"measured"}, default="")
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -192,9 +197,8 @@ def _versions(item: Member) -> str | None:
     return ", ".join(words) or None
 
 
-def _plan(item: Member) -> str | None:
-    plan = item.record.schedule.get("plan")
-    return plan if isinstance(plan, str) and plan else None
+def _by_setting(name: str, shown: Callable[[str], str | None]) -> Division:
+    return Division(name, f"{name}s", lambda item: item.row[name], name, shown)
 
 
 PLATFORMS = Division(
@@ -202,12 +206,14 @@ PLATFORMS = Division(
 )
 DIVISIONS = (
     PLATFORMS,
-    Division("model", "models", lambda item: item.row["model"], "model", model_title),
-    Division(
-        "precision", "precisions", lambda item: item.row["precision"], "precision", precision_title
-    ),
+    *(_by_setting("model", model_title), _by_setting("precision", precision_title)),
     Division("versions", "versions of the software", _versions),
-    Division("plan", "plans", _plan, shown="plan {}".format),
+    Division(
+        "plan",
+        "plans",
+        lambda item: text_of(item.record.schedule.get("plan")) or None,
+        shown="plan {}".format,
+    ),
     Division("folder", "folders of runs", lambda item: item.row["folder"]),
 )
 
@@ -328,22 +334,22 @@ def _bases(stated: Stated) -> tuple[Basis, ...]:
     """
     return (
         ("GPU", "tokens/s per GPU", lambda _: point(1), ""),
-        ("node", "tokens/s per node", _nodes, "the number of nodes is not recorded"),
-        ("watt", "tokens/J", _known("mean_power_watts"), "power was not measured"),
+        ("node", "tokens/s per node", lambda item: _known(item, "nodes", "world_size"),
+         "the number of nodes is not recorded"),
+        ("watt", "tokens/J", lambda item: _known(item, "mean_power_watts"),
+         "power was not measured"),
         ("price", "tokens per unit of currency", lambda item: _price(item, stated),
          "no price is stated"),
-        ("peak FLOP", "tokens per dense peak TFLOP", _known("peak_tflops_per_second"),
+        ("peak FLOP", "tokens per dense peak TFLOP",
+         lambda item: _known(item, "peak_tflops_per_second"),
          "no dense peak is known for the device and precision"),
     )  # fmt: skip
 
 
-def _known(name: str) -> Callable[[Member], Interval | None]:
-    return lambda item: point(item.row[name]) if item.row[name] else None
-
-
-def _nodes(item: Member) -> Interval | None:
-    nodes, ranks = item.row["nodes"], item.row["world_size"]
-    return point(nodes / ranks) if nodes and ranks else None
+def _known(item: Member, name: str, over: str = "") -> Interval | None:
+    """Return a column of a run, divided by another where one is named; None without a value."""
+    value, divisor = item.row[name], item.row[over] if over else 1
+    return point(value / divisor) if value and divisor else None
 
 
 def _price(item: Member, stated: Stated) -> Interval | None:
@@ -360,26 +366,25 @@ def named(pair: Pair) -> dict[str, Any]:
     return {"what": title(pair), "kind": pair.kind, "configurations": " against ".join(names)}
 
 
-def _compared(row: Row) -> Markup:
-    return Markup('{} <span class="range">{}</span>').format(row["what"], row["configurations"])
-
-
-COMPARED = Column("what", "Comparison", _compared, numeric=False, wide=True)
+COMPARED = Column(
+    "what", "Comparison", lambda row: noted(row["what"], row["configurations"]),
+    numeric=False, wide=True,
+)  # fmt: skip
 
 
 def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
     """Return every pair per GPU, node, watt, price and peak FLOP, with reasons for the nulls."""
-    rows = [row for pair in found for row in basis_rows(pair, stated)]
-    if not rows:
-        return Fragment(Markup(""))
     columns = (
         *(COMPARED, text("kind", "Kind"), text("per", "Per")),
-        Column("a", "First", lambda row: number(row["a"])),
-        Column("b", "Second", lambda row: number(row["b"])),
-        text("unit", "Unit"),
-        Column("ratio", "First over second", _ratio, hint="with the interval of the throughput"),
-        Column("reason", "Why not", lambda row: row["reason"] or NONE, numeric=False, wide=True),
-    )
+        *(plain("a", "First"), plain("b", "Second"), text("unit", "Unit")),
+        Column(
+            "ratio", "First over second",
+            lambda row: ratio_cell(*(row[name] for name in ("ratio", "low", "high"))),
+            hint="with the interval of the throughput",
+        ),
+        text("reason", "Why not", wide=True),
+    )  # fmt: skip
+    rows = (row for pair in found for row in basis_rows(pair, stated))
     return table(rows, columns, "comparison")
 
 
@@ -390,30 +395,25 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
     for per, unit, divisor, missing in _bases(stated):
         under_a, under_b = divisor(a), divisor(b)
         names = [n for n, x in ((pair.name_a, under_a), (pair.name_b, under_b)) if not x]
-        on_cpu = "cpu" in (a.row["platform"], b.row["platform"])
         reason = f"{missing}: {', '.join(names)}" if names else None
+        if "cpu" in (a.row["platform"], b.row["platform"]):
+            under_a = under_b = None
+            reason = "processes of a CPU share its cores, so a rate has no such basis"
         left = mean_rate(pair.a) / under_a.middle if under_a else None
         right = mean_rate(pair.b) / under_b.middle if under_b else None
-        if on_cpu:
-            left = right = None
-            reason = "processes of a CPU share its cores, so a rate has no such basis"
-        known = left is not None and right is not None and verdict is not None
-        factor = under_b / under_a if known and under_a and under_b else None
+        factor = under_b / under_a if verdict and under_a and under_b else None
         yield {
             **named(pair), "per": per, "unit": unit,
             "a": left, "b": right, "reason": reason,
-            "source": next((i.row["source"] for i in (a, b) if i.row["source"] != "measured"), ""),
+            "source": pair.source,
             "ratio": left / right if left and right else None,
             "low": verdict.low * factor.low if verdict and factor else None,
             "high": verdict.high * factor.high if verdict and factor else None,
         }  # fmt: skip
 
 
-def _ratio(row: Row) -> Markup | str:
-    if row["ratio"] is None:
-        return NONE
-    if row["low"] is None:
-        return f"{row['ratio']:.3f}"
-    return Markup('{:.3f} <span class="range">{:.3f} to {:.3f}</span>').format(
-        row["ratio"], row["low"], row["high"]
-    )
+def ratio_cell(value: float | None, low: float | None, high: float | None) -> Markup | str:
+    """Return a ratio with its interval below it, if it has one."""
+    if value is None or low is None:
+        return NONE if value is None else f"{value:.3f}"
+    return noted(f"{value:.3f}", f"{low:.3f} to {high:.3f}")

@@ -197,17 +197,9 @@ def _as_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 2**63 else None
-
-
 def _float(value: Any) -> float | None:
     fits = isinstance(value, int | float) and abs(value) <= sys.float_info.max  # false for NaN
     return float(value) if fits else None
-
-
-def _boolean(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _moment(value: Any) -> datetime | None:
@@ -221,9 +213,9 @@ def _moment(value: Any) -> datetime | None:
 
 _CASTS: Mapping[Type, Callable[[Any], Any]] = {
     MOMENT: _moment,
-    pl.Boolean: _boolean,
+    pl.Boolean: lambda value: value if isinstance(value, bool) else None,
     pl.String: _as_text,
-    pl.Int64: _integer,
+    pl.Int64: lambda value: value if isinstance(value, int) and abs(value) < 2**63 else None,
     pl.Float64: _float,
 }
 
@@ -370,7 +362,8 @@ def collect(
     pairs = ((kept[run_id].record, one.metrics) for run_id, one in told.items())
     sources = read_object(folder / SOURCES)
     rows = (
-        run_row(run, item) | {"folder": _source(run.path, sources)}
+        # a report may travel: a run's folder is known by its name
+        run_row(run, item) | {"folder": sources.get(run.path.name, run.path.parent.name)}
         for run, item in zip(kept.values(), with_repeats(pairs), strict=True)
     )
     frame, bad_values = run_frame(rows)
@@ -411,6 +404,19 @@ def _unique(runs: Sequence[Run]) -> tuple[dict[str, Run], list[str]]:
         else:
             unique[run_id] = run
     return unique, found
+
+
+def flat(value: Any) -> str:
+    """Return a mapping of a record as text, in the order of its names; nothing for none."""
+    if not isinstance(value, dict):
+        return str(value or "")
+    items = sorted(typing.cast("dict[str, Any]", value).items())
+    return ", ".join(f"{name}={one}" for name, one in items if one is not None)
+
+
+def versions(environment: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the versions that a record knows, as text."""
+    return ", ".join(f"{name} {value}" for name in names if (value := environment.get(name)))
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
@@ -471,7 +477,9 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
     record = run.record
     environment = record.environment
     more = {name: _setting(record, name) for name in RUN_SETTINGS}
-    versions = {name: _version(environment.get(name)) for name in VERSIONS}
+    # some logs have a version as a number
+    known = {name: environment.get(name) for name in VERSIONS}
+    stood_on = {n: str(one) if type(one) in (int, float) else one for n, one in known.items()}
     more |= {
         "started_at": record.started_at,
         "finished_at": record.finished_at,
@@ -483,12 +491,7 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
         "configuration": identity.repeat(record),
         "setup": identity.series(record),
     }
-    return item.as_dict() | versions | more
-
-
-def _version(value: Any) -> Any:
-    """Return a version as text; some logs have it as a number."""
-    return str(value) if type(value) in (int, float) else value
+    return item.as_dict() | stood_on | more
 
 
 def _setting(record: RunRecord, name: str) -> Any:
@@ -497,12 +500,6 @@ def _setting(record: RunRecord, name: str) -> Any:
     if SETTINGS[name].switch and isinstance(value, bool):
         return "on" if value else "off"
     return value
-
-
-def _source(path: Path, sources: Mapping[str, Any]) -> str:
-    """Return the folder that a run came from, by name: a report may travel."""
-    label = sources.get(path.name)
-    return label if isinstance(label, str) else path.parent.name
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -19,6 +20,7 @@ from scalebook.report.base.markup import (
     anchor,
     escape,
     join,
+    paragraphs,
     run_link,
     script_json,
 )
@@ -54,11 +56,21 @@ class Column:
 
 
 def table(
-    rows: Iterable[Row], columns: Sequence[Column], name: str, *, anchors: bool = False
+    rows: Iterable[Row],
+    columns: Sequence[Column],
+    name: str,
+    *,
+    anchors: bool = False,
+    empty: Markup | str = "",
 ) -> Fragment:
-    """Return a table; ``name`` names its CSV file; with ``anchors`` each row can be linked to."""
-    head = Markup("").join(_heading(column) for column in columns)
+    """Return a table, or the sentence ``empty`` where it would have no row.
+
+    ``name`` names its CSV file; with ``anchors`` each row can be linked to.
+    """
     given = list(rows)
+    if not given:
+        return paragraphs(*filter(None, [empty]))
+    head = Markup("").join(_heading(column) for column in columns)
     long = len(given) > LONG
     shown = given[:FIRST] if long else given
     body = Markup("\n").join(_row(row, columns, anchors) for row in shown)
@@ -135,9 +147,33 @@ def plain(key: str, label: str, unit: str = "", digits: int = 3, hint: str = "")
     return Column(key, label, lambda row: number(row.get(key), digits), unit, hint=hint)
 
 
-def text(key: str, label: str, hint: str = "") -> Column:
-    """Return a column of words."""
-    return Column(key, label, lambda row: _word(row.get(key)), numeric=False, hint=hint)
+def share(key: str, label: str, hint: str = "", digits: int = 3) -> Column:
+    """Return a column of fractions, in percent."""
+    return Column(key, label, lambda row: percent(row.get(key), digits), hint=hint)
+
+
+def time(key: str, label: str, hint: str = "") -> Column:
+    """Return a column of seconds, in the unit that reads best."""
+    return Column(key, label, lambda row: duration(row.get(key)), hint=hint)
+
+
+def text(
+    key: str,
+    label: str,
+    hint: str = "",
+    *,
+    show: Callable[[Any], Markup | str | None] = str,
+    wide: bool = False,
+    prose: bool = False,
+) -> Column:
+    """Return a column of words: ``show`` writes a value, if there is one."""
+
+    def write(row: Row) -> Markup | str:
+        value = row.get(key)
+        shown = None if value is None else show(value)
+        return NONE if shown is None else shown
+
+    return Column(key, label, write, numeric=False, hint=hint, wide=wide, prose=prose)
 
 
 UNDECIDED = ("cannot tell", "no interval")
@@ -145,22 +181,20 @@ UNDECIDED = ("cannot tell", "no interval")
 
 def verdict_column(key: str, label: str, hint: str = "") -> Column:
     """Return a column of verdicts, those that decide nothing in grey."""
+    grey = Markup('<span class="undecided">{}</span>')
+    return text(
+        key, label, hint, show=lambda word: grey.format(word) if word in UNDECIDED else word
+    )
 
-    def show(row: Row) -> Markup | str:
-        word = _word(row.get(key))
-        grey = Markup('<span class="undecided">{}</span>')
-        return grey.format(word) if word in UNDECIDED else word
 
-    return Column(key, label, show, numeric=False, hint=hint)
+def noted(value: Markup | str, small: Markup | str) -> Markup:
+    """Return a value with a note below it in small print."""
+    return Markup('{} <span class="range">{}</span>').format(value, small)
 
 
 def _narrow(words: str) -> Markup:
     """Return words that take a second line before their column grows."""
     return Markup('<span class="narrow">{}</span>').format(words)
-
-
-def _word(value: Any) -> str:
-    return NONE if value is None else str(value)
 
 
 def _ranged(key: str, low: str, high: str, show: Callable[[float | None], str]) -> Show:
@@ -195,14 +229,12 @@ def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
     parts = (precision_title(row.get("precision")) or NONE, sequence_words(row))
     named = (model_title(row.get("model")), platform_title(row.get("platform")))
-    template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
-    return template.format(*named, *parts, row.get("name") or split_name(row))
+    name = row.get("name") or split_name(row)
+    return noted("{} on {}".format(*named), "{}, {} · {}".format(*parts, name))
 
 
-RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
-OWN_PAGE = Column(
-    "run_id", "Run", lambda row: run_link(row["run_id"], page="run.html"), numeric=False
-)
+RUN = text("run_id", "Run", show=run_link)
+OWN_PAGE = text("run_id", "Run", show=partial(run_link, page="run.html"))
 STATUS = Column("status", "Status", badge, numeric=False)
 SPLIT = Column(
     "name",
@@ -220,20 +252,12 @@ RAN = Column(
     wide=True,
     hint="model and platform, precision, sequence length and configuration",
 )
-MODEL, PLATFORM, STRATEGY = (
+MODEL, PLATFORM = (
     Column("model", "Model", lambda row: _narrow(model_title(row.get("model"))), numeric=False),
     Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
-    Column(
-        "strategy", "Strategy", lambda row: setting_words(row["strategy"] or NONE), numeric=False
-    ),
 )
-PRECISION = Column(
-    "precision",
-    "Precision",
-    lambda row: precision_title(row.get("precision")) or NONE,
-    numeric=False,
-    hint="of the matrix products",
-)
+STRATEGY = text("strategy", "Strategy", show=setting_words)
+PRECISION = text("precision", "Precision", "of the matrix products", show=precision_title)
 WORLD = plain("world_size", "GPUs", hint="on a CPU: processes")
 SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
 WHAT_RAN = (RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
@@ -256,7 +280,7 @@ def _each(row: Row) -> Markup | str:
 TOKENS_EACH = Column(
     "tokens_per_second_per_gpu", "Per GPU", _each, "tokens/s", hint="on a CPU: per process"
 )
-STEP = Column("step_seconds_median", "Step", lambda r: duration(r.get("step_seconds_median")))
+STEP = time("step_seconds_median", "Step")
 TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
 MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
 MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
@@ -289,42 +313,33 @@ def all_runs(runs: pl.DataFrame) -> Fragment:
 
 def utilisation(runs: pl.DataFrame) -> Fragment:
     """Return rate and MFU of the runs that have an MFU, with the convention and the peak named."""
-    known = runs.filter(pl.col("mfu").is_not_null())
-    if known.is_empty():
-        return Fragment(Markup(""))
+
+    def peak(row: Row) -> Markup:
+        value = number(row["peak_tflops_per_second"], 4)
+        return noted(f"{value} {str(row['peak_precision']).upper()}", row["accelerator"])
+
     columns = (
         *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, MFU, TFLOPS),
-        Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
-        Column(
-            "flops_convention",
-            "Convention",
-            lambda row: convention_title(row["flops_convention"]),
-            numeric=False,
-        ),
+        Column("peak_tflops_per_second", "Dense peak", peak, "TFLOP/s", hint="of the precision"),
+        text("flops_convention", "Convention", show=convention_title),
     )
-    return table(known.iter_rows(named=True), columns, "mfu")
+    return table(runs.drop_nulls("mfu").iter_rows(named=True), columns, "mfu")
 
 
-def _peak(row: Row) -> Markup:
-    words = Markup('{} {} <span class="range">{}</span>')
-    precision, device = str(row["peak_precision"]).upper(), row["accelerator"]
-    return words.format(number(row["peak_tflops_per_second"], 4), precision, device)
-
-
-def _efficiency_interval(row: Row) -> str:
-    low, high = row["efficiency_low"], row["efficiency_high"]
-    return NONE if low is None else f"{percent(low)} to {percent(high)}"
-
-
-def scaling(points: pl.DataFrame) -> Fragment:
+def scaling(points: Iterable[Row]) -> Fragment:
     """Return speed-up and efficiency, one row per run, the base marked."""
+
+    def interval(row: Row) -> str:
+        low, high = row["efficiency_low"], row["efficiency_high"]
+        return NONE if low is None else f"{percent(low)} to {percent(high)}"
+
     columns = (
-        Column("series", "Series", lambda row: _narrow(row["series"]), numeric=False),
+        text("series", "Series", show=_narrow),
         *(RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
-        Column("scaling_efficiency", "Efficiency", lambda r: percent(r["scaling_efficiency"])),
-        Column("efficiency_low", "Interval", _efficiency_interval, hint="95 %, of the efficiency"),
+        share("scaling_efficiency", "Efficiency"),
+        Column("efficiency_low", "Interval", interval, hint="95 %, of the efficiency"),
         text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
-    return table(points.iter_rows(named=True), columns, "scaling")
+    return table(points, columns, "scaling")

@@ -56,11 +56,13 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
     return Markup(escape(separator)).join(parts)
 
 
-def bullets(sentences: Iterable[Markup | str], style: str = "findings") -> Fragment:
-    """Return a list of sentences, of the first MOST_ITEMS where there are more."""
+def bullets(
+    sentences: Iterable[Markup | str], style: str = "findings", empty: Markup | str = ""
+) -> Fragment:
+    """Return a list of sentences, of the first MOST_ITEMS where there are more, or ``empty``."""
     every = list(sentences)
     if not every:
-        return Fragment(Markup(""))
+        return paragraphs(*filter(None, [empty]))
     more = len(every) - MOST_ITEMS
     cut = [f"And {more:,} more like these."] if more > 0 else []
     items = [Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut)]
@@ -78,6 +80,16 @@ def folded(summary: Markup | str, body: Markup) -> Markup:
     """Return a part of a page that opens on demand; charts in it are drawn when it does."""
     template = '<details class="sb-more"><summary>{}</summary>{}</details>'
     return Markup(template).format(summary, body)
+
+
+def opened(summary: Markup | str, body: Markup | str) -> Markup:
+    """Return a part of a cell that opens on demand."""
+    return Markup("<details><summary>{}</summary>{}</details>").format(summary, body)
+
+
+def code(text: object) -> Markup:
+    """Return a text as code."""
+    return Markup("<code>{}</code>").format(text)
 
 
 def paragraphs(*sentences: Markup | str, style: str = "") -> Fragment:

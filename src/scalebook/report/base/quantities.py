@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NONE = "–"  # what a missing number looks like; its reason stands beside it
 
@@ -77,6 +78,12 @@ def interval(
 def count(amount: int, singular: str, plural: str | None = None) -> str:
     """Return an amount and its noun: ``1 run``, ``2 runs``."""
     return f"{amount:,}{GLUE}{singular if amount == 1 else plural or singular + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence: ``the model, platform and precision``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def times(ratio: float) -> str:

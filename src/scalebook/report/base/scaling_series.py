@@ -121,9 +121,8 @@ def _point(row: Row) -> ScalingPoint:
 
 def scaling_findings(found: Sequence[ScalingSeries]) -> Fragment:
     """Return what the sizes show, one item per group."""
-    if not found:
-        return paragraphs("No group of comparable runs has more than one size.")
-    return bullets(join(_sentences(item), " ") for item in found)
+    none = "No group of comparable runs has more than one size."
+    return bullets((join(_sentences(item), " ") for item in found), empty=none)
 
 
 def _sentences(item: ScalingSeries) -> Iterator[Markup]:
@@ -182,10 +181,9 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
 def law_note(found: Sequence[ScalingSeries]) -> Fragment:
     """Return why no law is fitted where a group has fewer than three sizes."""
     short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
-    if not short:
-        return Fragment(Markup(""))
     words = (
         "Two sizes give a ratio and no trend: a law needs three sizes or more, so nothing is "
         "projected for {}."
     )
-    return paragraphs(Markup(words).format(join(short)), style="note")
+    said = [Markup(words).format(join(short))] if short else []
+    return paragraphs(*said, style="note")

@@ -25,7 +25,7 @@ from scalebook.report.base.naming import (
     sized,
     typed,
 )
-from scalebook.report.base.quantities import count, number, percent, times
+from scalebook.report.base.quantities import count, listed, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
 # A loss jumps where one step raises it by more than half of what it had fallen by until then; it
@@ -60,19 +60,10 @@ def unranked(data: ReportData) -> Iterator[Markup]:
         if unknown:
             missing.setdefault(unknown, []).append(row["run_id"])
     for unknown, ids in missing.items():
-        words = "{} {} not compared with any other: {} unknown ({})."
-        yield Markup(words).format(
-            count(len(ids), "run"),
-            "is" if len(ids) == 1 else "are",
-            f"{_listed(unknown)} {'is' if len(unknown) == 1 else 'are'}",
-            run_links(ids),
-        )
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    """Return what is unknown as a list in a sentence: ``the model, platform and precision``."""
-    *first, last = words
-    return f"the {', '.join(first)} and {last}" if first else f"the {last}"
+        words = "{} not compared with any other: {} unknown ({})."
+        what = f"the {listed(unknown)} {'is' if len(unknown) == 1 else 'are'}"
+        runs = count(len(ids), "run is", "runs are")
+        yield Markup(words).format(runs, what, run_links(ids))
 
 
 def _span(group: str, runs: pl.DataFrame) -> Markup:

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.charts.figure import SIGNED, Figure, by_source, names, rows
+from scalebook.report.charts.figure import (
+    SIGNED,
+    TICKS,
+    Figure,
+    by_source,
+    drawn,
+    names,
+    rows,
+    told,
+)
 from scalebook.report.charts.rate_charts import whiskers
 from scalebook.report.charts.theme import GREY, PALETTE
 
 ROW_HEIGHT = 28
 MAX_ROWS = 24
-# ``change`` is a ratio less 1, with the ends of its interval; ``word`` the verdict
-RATIO_SCHEMA: dict[str, type[pl.DataType]] = {
-    # run_id is of side A
-    **dict.fromkeys(("label", "run_id", "other_run_id", "kind", "source"), pl.String),
-    **dict.fromkeys(("change", "change_low", "change_high"), pl.Float64),
-    "word": pl.String,
-}
 # the same hue means the same verdict in every chart; grey is no verdict
 WORDS = ("faster", "cannot tell", "slower")
 COLOURS = alt.Scale(domain=list(WORDS), range=[PALETTE["light"][2], GREY, PALETTE["light"][1]])
-BAR_SCHEMA: dict[str, type[pl.DataType]] = {
-    # step: which configuration: optimised, baseline, or one switch changed
-    **dict.fromkeys(("label", "run_id", "source", "step"), pl.String),
-    **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
-    "unit": pl.String,
-}
 
 
-def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
+def ratios(found: Sequence[Mapping[str, Any]], axis: str, what: str) -> Figure | None:
     """Return points with intervals, a row a comparison, none marked; None for no row.
 
-    ``axis`` says what is over what, ``what`` is the noun of a row.
+    ``change`` is a ratio less 1, change_low and change_high the ends of its interval, ``word`` the
+    verdict, run_id that of the first side. ``axis`` says what is over what, ``what`` is the noun
+    of a row.
     """
-    shown = data.head(MAX_ROWS)
-    if shown.is_empty():
+    if not found:
         return None
+    shown = pl.DataFrame(found[:MAX_ROWS])
     y = names("label", shown["label"], grid=True)
     base = alt.Chart(rows(shown))
     points = base.mark_point(filled=True, size=90).encode(
@@ -45,60 +46,45 @@ def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
         x=alt.X("change:Q", title=axis, axis=alt.Axis(labelExpr=SIGNED, tickCount=7)),
         color=alt.Color("word:N", title=None, scale=COLOURS),
         shape=by_source(shown["source"]),
-        tooltip=[
-            alt.Tooltip("label:N", title=what),
-            alt.Tooltip("run_id:N", title="run"),
-            alt.Tooltip("other_run_id:N", title="against"),
-            alt.Tooltip("kind:N"),
-            alt.Tooltip("source:N"),
-            alt.Tooltip("change:Q", title="difference", format="+.2%"),
-            alt.Tooltip("change_low:Q", title="from", format="+.2%"),
-            alt.Tooltip("change_high:Q", title="to", format="+.2%"),
-            alt.Tooltip("word:N", title="verdict"),
-        ],
+        tooltip=told(
+            *(("label", what), "run_id", ("other_run_id", "against"), ("kind", ""), "source"),
+            *(("change", "difference", "+.2%"), ("change_low", "from", "+.2%")),
+            *(("change_high", "to", "+.2%"), ("word", "verdict")),
+        ),
     )
     none = alt.Chart(alt.Data(values=[{"none": 0}])).mark_rule(strokeDash=[5, 4])
-    chart = (none.encode(x="none:Q") + whiskers(base, y, "change") + points).properties(
-        width="container", height=ROW_HEIGHT * shown.height + 10
-    )
-    return Figure(chart, _describe(shown, what))
-
-
-def _describe(data: pl.DataFrame, what: str) -> str:
-    largest = data.sort("change", descending=True).row(0, named=True)
-    return (
-        f"{count(data.height, what)}; the largest difference is that of {largest['label']}, "
+    chart = none.encode(x="none:Q") + whiskers(base, y, "change") + points
+    largest = shown.sort("change", descending=True).row(0, named=True)
+    words = (
+        f"{count(shown.height, what)}; the largest difference is that of {largest['label']}, "
         f"{percent(largest['change'])}."
     )
+    return drawn(chart, words, ROW_HEIGHT * shown.height + 10)
 
 
-def against_baseline(data: pl.DataFrame) -> Figure | None:
-    """Return bars of the rate of the baseline, each change and the optimised configuration."""
-    shown = data.head(MAX_ROWS)
-    if shown.is_empty():
-        return None
-    y = names("label", shown["label"])
+def against_baseline(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Return bars of the rate of the baseline, each change and the optimised configuration.
+
+    ``step`` says which of these a row is; each has its rate, rate_low, rate_high and unit.
+    """
+    shown = pl.DataFrame(found[:MAX_ROWS], infer_schema_length=None)
+    y, unit = names("label", shown["label"]), shown["unit"][0]
     base = alt.Chart(rows(shown))
     pick = alt.selection_point(fields=["step"], bind="legend")
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
         y=y,
-        x=alt.X("rate:Q", title=shown["unit"][0], axis=alt.Axis(tickCount=6)),
+        x=alt.X("rate:Q", title=unit, axis=TICKS),
         color=alt.Color("step:N", title=None, sort=None),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
-        tooltip=[
-            alt.Tooltip("label:N", title="configuration"),
-            alt.Tooltip("run_id:N", title="run"),
-            alt.Tooltip("source:N"),
-            alt.Tooltip("rate:Q", title=shown["unit"][0], format=",.0f"),
-            alt.Tooltip("rate_low:Q", title="from", format=",.0f"),
-            alt.Tooltip("rate_high:Q", title="to", format=",.0f"),
-        ],
+        tooltip=told(
+            *(("label", "configuration"), "run_id", "source", ("rate", unit, ",.0f")),
+            *(("rate_low", "from", ",.0f"), ("rate_high", "to", ",.0f")),
+        ),
     )
-    chart = (bars.add_params(pick) + whiskers(base, y, "rate")).properties(
-        width="container", height=ROW_HEIGHT * shown.height + 10
+    chart = bars.add_params(pick) + whiskers(base, y, "rate")
+    first, last = found[0], found[:MAX_ROWS][-1]
+    words = (
+        f"{count(shown.height, 'configuration')}, from {first['label']} to {last['label']}, "
+        f"whose rate is {last['rate'] / first['rate']:.2f} times the first."
     )
-    first, last = shown.row(0, named=True), shown.row(-1, named=True)
-    words = f"{count(shown.height, 'configuration')}, from {first['label']} to {last['label']}, "
-    return Figure(
-        chart, f"{words}whose rate is {last['rate'] / first['rate']:.2f} times the first."
-    )
+    return drawn(chart, words, ROW_HEIGHT * shown.height + 10)

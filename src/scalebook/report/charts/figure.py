@@ -14,7 +14,7 @@ from altair.utils import schemapi
 
 from scalebook.report.base.frames import for_charts
 from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
-from scalebook.report.charts.theme import GREY, config
+from scalebook.report.charts.theme import FAINT, GREY, config
 
 SHAPES = {
     "measured": "circle",
@@ -33,6 +33,11 @@ SHARED = 20_000  # characters from which on rows of several layers are there onc
 NAME_PIXELS = 520  # of a name, in a still picture
 WIDE = 760  # pixels of a chart in a notebook
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
+TICKS = alt.Axis(tickCount=6)
+SHARES = alt.Axis(format="%", tickCount=6)
+FROM_ZERO = alt.Scale(domainMin=0)
+PALER = alt.condition("datum.source == 'measured'", alt.value(1), alt.value(FAINT))
+TOLD = {"run_id": "run", "label": "what", "split": "parallelism", "micro": "micro batch"}
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
     '<script type="application/json" class="sb-spec">{}</script>'
@@ -155,9 +160,10 @@ def by_source(sources: Iterable[str]) -> alt.Shape:
     return alt.Shape("source:N", title=None, legend=legend, scale=scale)
 
 
-def by_part(domain: Iterable[str]) -> alt.Color:
-    """Return colour by part of a stacked bar: each keeps its own."""
-    return alt.Color("part:N", title=None, scale=alt.Scale(domain=list(domain)))
+def by(column: str, data: pl.DataFrame) -> alt.Color:
+    """Return colour by a column, with a legend where it has several values."""
+    several = data[column].n_unique() > 1
+    return alt.Color(f"{column}:N", title=None, legend=alt.Legend() if several else None)
 
 
 def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
@@ -166,9 +172,51 @@ def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
     return alt.Y(f"{column}:N", sort=list(order), title=None, axis=axis)
 
 
-def entitled(chart: AnyChart, title: str | None) -> AnyChart:
-    """Return the chart with a title where there is one."""
-    return chart if title is None else chart.properties(title=title)
+def told(*columns: str | tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
+    """Return what a mark tells under the pointer: words with their title, numbers with a format.
+
+    A number is (column, title, format); an empty title is the name of the column.
+    """
+    given = [(one, TOLD.get(one, "")) if isinstance(one, str) else one for one in columns]
+    return [
+        alt.Tooltip(
+            f"{name}:{'Q' if format_ else 'N'}",
+            title=title or alt.Undefined,
+            format="".join(format_) or alt.Undefined,
+        )
+        for name, title, *format_ in given
+    ]
+
+
+def first(
+    data: pl.DataFrame, most: int = MAX_BARS, what: str = "runs"
+) -> tuple[list[str], pl.DataFrame, str | None]:
+    """Return the labels that a chart has room for, their rows, and a title where it is not all."""
+    every: list[str] = data["label"].unique(maintain_order=True).to_list()
+    cut = f"The first {most} of {len(every)} {what}" if len(every) > most else None
+    return every[:most], data.filter(pl.col("label").is_in(every[:most])), cut
+
+
+def stacked(
+    data: pl.DataFrame, labels: Sequence[str], x: alt.X, parts: Iterable[str], tips: Any
+) -> alt.Chart:
+    """Return a bar per label of its parts in the order of ``place``: each part keeps its colour."""
+    pick = alt.selection_point(fields=["part"], bind="legend")
+    bars = alt.Chart(rows(data)).mark_bar().encode(
+        y=names("label", labels),
+        x=x,
+        order=alt.Order("place:Q"),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(parts))),
+        opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
+        tooltip=tips,
+    )  # fmt: skip
+    return bars.add_params(pick)
+
+
+def drawn(chart: AnyChart, words: str, height: int, title: str | None = None) -> Figure:
+    """Return a chart as wide as its column, under a title where there is one."""
+    sized = chart.properties(width="container", height=height)
+    return Figure(sized if title is None else sized.properties(title=title), words)
 
 
 def rows(data: Any) -> alt.Data:

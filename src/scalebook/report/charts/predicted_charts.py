@@ -2,104 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count
-from scalebook.report.charts.figure import SIGNED, Figure, entitled, names, rows
+from scalebook.report.charts.figure import SHARES, SIGNED, Figure, drawn, names, rows, told
 
 ROW_HEIGHT = 28
-_NAMED = dict.fromkeys(("run_id", "label", "platform"), pl.String)
-ERRORS = {**_NAMED, "error": pl.Float64, "family": pl.String}
-RATES = {**_NAMED, **dict.fromkeys(("measured", "predicted", "low", "high"), pl.Float64)}
-PARTS = {**_NAMED, "part": pl.String, "share": pl.Float64, "place": pl.Int64}
-_WHO = [alt.Tooltip("label:N", title="configuration"), alt.Tooltip("run_id:N", title="run")]
+Rows = Sequence[Mapping[str, Any]]  # each with run_id, label and platform
+_WHO = (("label", "configuration"), "run_id")
 
 
-def errors(data: pl.DataFrame, families: Sequence[str]) -> Figure | None:
-    """Return a point per configuration (columns of ERRORS), a row per kind of layout."""
-    if data.is_empty():
+def errors(points: Rows, families: Sequence[str]) -> Figure | None:
+    """Return a point per configuration (its ``error`` and ``family``), a row per kind of layout."""
+    if not points:
         return None
     order = sorted(families)
+    axis = alt.Axis(labelExpr=SIGNED, tickCount=6)
     scale = alt.Scale(nice=True, padding=6)  # no mark is cut off at the edge
-    base = alt.Chart(rows(data)).encode(y=alt.Y("family:N", sort=order, title=None))
-    points = base.mark_point(filled=True, size=55).encode(
-        x=alt.X(
-            "error:Q",
-            title="predicted over measured step time, minus 1",
-            axis=alt.Axis(labelExpr=SIGNED, tickCount=6),
-            scale=scale,
-        ),
+    title = "predicted over measured step time, minus 1"
+    marks = alt.Chart(rows(pl.DataFrame(points))).mark_point(filled=True, size=55).encode(
+        y=alt.Y("family:N", sort=order, title=None),
+        x=alt.X("error:Q", title=title, axis=axis, scale=scale),
         color=alt.Color("platform:N", title=None),
-        tooltip=[*_WHO, alt.Tooltip("error:Q", format="+.1%")],
-    )
-    chart = alt.layer(_rule("error", 0.0), points)
-    text = f"Error of {count(data.height, 'prediction')} in {count(len(order), 'kind')} of layout."
-    return Figure(chart.properties(width="container", height=ROW_HEIGHT * len(order) + 10), text)
+        tooltip=told(*_WHO, ("error", "", "+.1%")),
+    )  # fmt: skip
+    words = f"Error of {count(len(points), 'prediction')} in {count(len(order), 'kind')} of layout."
+    return drawn(alt.layer(_rule("error", 0.0), marks), words, ROW_HEIGHT * len(order) + 10)
 
 
-def rates(data: pl.DataFrame, known: int) -> Figure | None:
-    """Return rates over the measured one (columns of RATES): hollow marks are predictions.
+def rates(points: Rows, known: int) -> Figure | None:
+    """Return measured, predicted, low and high rates over the measured one: hollow is predicted.
 
     Rates of different models differ a hundredfold: side by side no error would be seen.
     """
-    if data.is_empty():
+    if not points:
         return None
-    order = data["label"].unique(maintain_order=True).to_list()
+    data = pl.DataFrame(points)
+    columns = ("measured", "predicted", "low", "high")
     over = data.with_columns(
-        (pl.col(name) / pl.col("measured")).alias(f"{name}_share")
-        for name in ("measured", "predicted", "low", "high")
+        (pl.col(name) / pl.col("measured")).alias(f"{name}_share") for name in columns
     )
-    axis = alt.Axis(format="%", tickCount=6)
-
-    def x(name: str) -> alt.X:
-        scale = alt.Scale(zero=False)
-        return alt.X(f"{name}_share:Q", title="over the measured rate", axis=axis, scale=scale)
-
-    names_ = ("measured", "predicted", "low", "high")
-    tooltip = [*_WHO, *(alt.Tooltip(f"{name}:Q", format=",.0f") for name in names_)]
+    low, predicted, measured = (
+        alt.X(f"{name}_share:Q", title="over the measured rate", axis=SHARES,
+              scale=alt.Scale(zero=False))
+        for name in ("low", "predicted", "measured")
+    )  # fmt: skip
+    order = data["label"].unique(maintain_order=True).to_list()
     base = alt.Chart(rows(over)).encode(
         y=names("label", order, grid=True),
         color=alt.Color("platform:N", title=None),
-        tooltip=tooltip,
+        tooltip=told(*_WHO, *((name, "", ",.0f") for name in columns)),
     )
     chart = alt.layer(
-        base.mark_rule(strokeWidth=1.5).encode(x=x("low"), x2="high_share:Q"),
-        base.mark_point(filled=False, size=80, strokeWidth=1.8).encode(x=x("predicted")),
-        base.mark_point(filled=True, size=55, opacity=1).encode(x=x("measured")),
+        base.mark_rule(strokeWidth=1.5).encode(x=low, x2="high_share:Q"),
+        base.mark_point(filled=False, size=80, strokeWidth=1.8).encode(x=predicted),
+        base.mark_point(filled=True, size=55, opacity=1).encode(x=measured),
     )
     cut = f"The {len(order)} largest misses of {known}" if known > len(order) else None
-    sized = chart.properties(width="container", height=ROW_HEIGHT * len(order) + 10)
-    text = f"Measured and predicted tokens/s per GPU of {count(len(order), 'configuration')}."
-    return Figure(entitled(sized, cut), text)
+    words = f"Measured and predicted tokens/s per GPU of {count(len(order), 'configuration')}."
+    return drawn(chart, words, ROW_HEIGHT * len(order) + 10, cut)
 
 
-def parts(data: pl.DataFrame, order: Sequence[str]) -> Figure | None:
-    """Return the parts of each predicted step over the measured one, stacked (columns of PARTS)."""
-    if data.is_empty():
+def parts(bars: Rows, order: Sequence[str]) -> Figure | None:
+    """Return each ``part`` of a predicted step as a ``share`` of the measured one, stacked."""
+    if not bars:
         return None
+    data = pl.DataFrame(bars)
     labels = data["label"].unique(maintain_order=True).to_list()
-    bars = (
-        alt.Chart(rows(data.filter(pl.col("share") > 0)))
-        .mark_bar(size=14)
-        .encode(
-            y=names("label", labels),
-            x=alt.X(
-                "share:Q",
-                title="predicted time over the measured step",
-                axis=alt.Axis(format="%", tickCount=6),
-                stack="zero",
-            ),
-            color=alt.Color("part:N", title=None, sort=list(order)),
-            order=alt.Order("place:Q"),
-            tooltip=[*_WHO, alt.Tooltip("part:N"), alt.Tooltip("share:Q", format=".1%")],
-        )
-    )
-    chart = alt.layer(bars, _rule("share", 1.0))
-    text = f"Predicted parts of the step of {count(len(labels), 'configuration')}."
-    return Figure(chart.properties(width="container", height=ROW_HEIGHT * len(labels) + 10), text)
+    title = "predicted time over the measured step"
+    marks = alt.Chart(rows(data.filter(pl.col("share") > 0))).mark_bar(size=14).encode(
+        y=names("label", labels),
+        x=alt.X("share:Q", title=title, axis=SHARES, stack="zero"),
+        color=alt.Color("part:N", title=None, sort=list(order)),
+        order=alt.Order("place:Q"),
+        tooltip=told(*_WHO, "part", ("share", "", ".1%")),
+    )  # fmt: skip
+    words = f"Predicted parts of the step of {count(len(labels), 'configuration')}."
+    return drawn(alt.layer(marks, _rule("share", 1.0)), words, ROW_HEIGHT * len(labels) + 10)
 
 
 def _rule(field: str, value: float) -> alt.Chart:

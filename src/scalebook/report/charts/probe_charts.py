@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+import polars as pl
 
 from scalebook.measure.probes import Collective, Matmul, Sustained
 from scalebook.report.base.naming import precision_title
 from scalebook.report.base.quantities import count, number, percent
-from scalebook.report.charts.figure import Figure
+from scalebook.report.charts.figure import TICKS, Figure, drawn, rows, told
 
 TFLOPS = "TFLOP/s"
-
-
 # Expressions of Vega that write a tick: a whole number, or bytes in their binary unit.
 WHOLE = "format(datum.value, ',')"
 BINARY = (
@@ -24,57 +23,51 @@ BINARY = (
 )
 
 
-def _log(field: str, title: str, values: list[int], labels: str) -> alt.X:
-    """Return an axis that doubles, a tick a measured size."""
+def _curves(
+    values: Sequence[Mapping[str, Any]], x: tuple[str, str, str], title: str, colour: str, tips: Any
+) -> Any:
+    """Return rates over sizes, a line a kind; the axis doubles and has a tick per measured size.
+
+    ``x`` has the column, its title and the expression of its ticks.
+    """
+    column, name, labels = x
+    sizes = alt.Axis(values=sorted({row[column] for row in values}), labelExpr=labels)
     scale = alt.Scale(type="log", base=2, nice=False, padding=20)
-    ticks = sorted(set(values))
-    axis = alt.Axis(values=ticks, labelExpr=labels)
-    return alt.X(f"{field}:Q", title=f"{title} (log)", scale=scale, axis=axis)
-
-
-def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | None:
-    """Return the rate of square products by size, next to the dense peaks (TFLOP/s)."""
-    if not rows:
-        return None
-    values: list[dict[str, Any]] = [
-        {
-            "size": row.n,
-            "rate": row.tflops,
-            "best": row.tflops_best,
-            "precision": precision_title(row.precision),
-        }
-        for row in rows
-    ]
-    base = alt.Chart(alt.Data(values=values)).encode(
-        x=_log("size", "rows = columns = depth", [row.n for row in rows], WHOLE),
-        y=alt.Y("rate:Q", title=TFLOPS, axis=alt.Axis(tickCount=6)),
-        color=alt.Color("precision:N", title=None),
+    base = alt.Chart(rows(pl.DataFrame(values))).encode(
+        x=alt.X(f"{column}:Q", title=f"{name} (log)", scale=scale, axis=sizes),
+        y=alt.Y("rate:Q", title=title, axis=TICKS),
+        color=alt.Color(f"{colour}:N", title=None),
     )
-    tooltip = [
-        alt.Tooltip("precision:N"),
-        alt.Tooltip("size:Q"),
-        alt.Tooltip("rate:Q", title=f"median {TFLOPS}", format=",.4~g"),
-        alt.Tooltip("best:Q", title=f"best {TFLOPS}", format=",.4~g"),
+    marks = base.mark_point(filled=True, size=70).encode(tooltip=told(colour, *tips))
+    return base.mark_line() + marks
+
+
+def products(found: Sequence[Matmul], peaks: Mapping[str, float]) -> Figure | None:
+    """Return the rate of square products by size, next to the dense peaks (TFLOP/s)."""
+    if not found:
+        return None
+    values = [
+        {"size": row.n, "rate": row.tflops, "best": row.tflops_best,
+         "precision": precision_title(row.precision)}
+        for row in found
+    ]  # fmt: skip
+    rates = (("rate", f"median {TFLOPS}", ",.4~g"), ("best", f"best {TFLOPS}", ",.4~g"))
+    x = ("size", "rows = columns = depth", WHOLE)
+    chart = _curves(values, x, TFLOPS, "precision", (("size", "", ",d"), *rates))
+    limits = [
+        {"precision": precision_title(name), "peak": peaks[name]}
+        for name in dict.fromkeys(row.precision for row in found)
+        if name in peaks
     ]
-    chart: Any = base.mark_line() + base.mark_point(filled=True, size=70).encode(tooltip=tooltip)
-    known = {
-        name: peaks[name] for name in dict.fromkeys(r.precision for r in rows) if name in peaks
-    }
-    if known:
-        limits = [
-            {"precision": precision_title(name), "peak": peak} for name, peak in known.items()
-        ]
-        chart += (
-            alt.Chart(alt.Data(values=limits))
-            .mark_rule(strokeDash=[5, 4])
-            .encode(y="peak:Q", color="precision:N")
-        )
-    fastest = max(rows, key=lambda row: row.tflops)
-    text = (
-        f"Rate of {count(len(rows), 'square matrix product')} by size; the fastest is "
+    if limits:
+        rule = alt.Chart(alt.Data(values=limits)).mark_rule(strokeDash=[5, 4])
+        chart += rule.encode(y="peak:Q", color="precision:N")
+    fastest = max(found, key=lambda row: row.tflops)
+    words = (
+        f"Rate of {count(len(found), 'square matrix product')} by size; the fastest is "
         f"{number(fastest.tflops)} {TFLOPS} in {precision_title(fastest.precision)} at {fastest.n}."
     )
-    return Figure(chart.properties(width="container", height=320), text)
+    return drawn(chart, words, 320)
 
 
 def over_time(row: Sustained) -> Figure | None:
@@ -86,53 +79,35 @@ def over_time(row: Sustained) -> Figure | None:
         {"seconds": (index + 0.5) * step, "rate": rate}
         for index, rate in enumerate(row.series_tflops)
     ]
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("seconds:Q", title="seconds"),
-            y=alt.Y("rate:Q", title=TFLOPS, scale=alt.Scale(zero=False)),
-            tooltip=[alt.Tooltip("rate:Q", title=TFLOPS, format=",.4~g")],
-        )
-        .properties(width="container", height=220)
-    )
-    text = (
+    chart = alt.Chart(alt.Data(values=values)).mark_line(point=True).encode(
+        x=alt.X("seconds:Q", title="seconds"),
+        y=alt.Y("rate:Q", title=TFLOPS, scale=alt.Scale(zero=False)),
+        tooltip=told(("rate", TFLOPS, ",.4~g")),
+    )  # fmt: skip
+    words = (
         f"Rate of one {precision_title(row.precision)} product over {number(row.seconds)} s: "
         f"{number(row.burst_tflops)} {TFLOPS} at first, "
         f"{percent(row.sustained_tflops / row.burst_tflops)} of that in the second half."
     )
-    return Figure(chart, text)
+    return drawn(chart, words, 220)
 
 
-def bus(rows: tuple[Collective, ...]) -> Figure | None:
+def bus(found: Sequence[Collective]) -> Figure | None:
     """Return the bus rate of collectives by size of the buffer, a colour an operation."""
-    if not rows:
+    if not found:
         return None
     values = [
-        {
-            "bytes": row.bytes,
-            "rate": row.bus_gb_per_second,
-            "operation": row.operation.replace("_", "-"),
-            "milliseconds": row.seconds * 1e3,
-        }
-        for row in rows
-    ]
-    base = alt.Chart(alt.Data(values=values)).encode(
-        x=_log("bytes", "size of the buffer", [row.bytes for row in rows], BINARY),
-        y=alt.Y("rate:Q", title="GB/s bus", axis=alt.Axis(tickCount=6)),
-        color=alt.Color("operation:N", title=None),
-    )
-    tooltip = [
-        alt.Tooltip("operation:N"),
-        alt.Tooltip("bytes:Q", format="~s"),
-        alt.Tooltip("rate:Q", title="GB/s bus", format=",.4~g"),
-        alt.Tooltip("milliseconds:Q", title="ms", format=",.4~g"),
-    ]
-    chart: Any = base.mark_line() + base.mark_point(filled=True, size=70).encode(tooltip=tooltip)
-    fastest = max(rows, key=lambda row: row.bus_gb_per_second)
-    text = (
-        f"Bus rate of {count(len({row.operation for row in rows}), 'collective')} by size; the "
+        {"bytes": row.bytes, "rate": row.bus_gb_per_second, "milliseconds": row.seconds * 1e3,
+         "operation": row.operation.replace("_", "-")}
+        for row in found
+    ]  # fmt: skip
+    tips = (("bytes", "", "~s"), ("rate", "GB/s bus", ",.4~g"), ("milliseconds", "ms", ",.4~g"))
+    x = ("bytes", "size of the buffer", BINARY)
+    chart = _curves(values, x, "GB/s bus", "operation", tips)
+    fastest = max(found, key=lambda row: row.bus_gb_per_second)
+    words = (
+        f"Bus rate of {count(len({row.operation for row in found}), 'collective')} by size; the "
         f"highest is {number(fastest.bus_gb_per_second)} GB/s by "
         f"{fastest.operation.replace('_', '-')}."
     )
-    return Figure(chart.properties(width="container", height=300), text)
+    return drawn(chart, words, 300)

@@ -15,43 +15,38 @@ from scalebook.report.base.frames import PROXY, for_charts
 from scalebook.report.base.naming import convention_title
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import (
+    FROM_ZERO,
     MAX_BARS,
+    PALER,
+    SHARES,
+    TICKS,
     AnyChart,
     Figure,
     Figures,
+    by,
     by_source,
-    entitled,
+    drawn,
     names,
     rows,
+    told,
 )
 from scalebook.report.charts.theme import FAINT, GREY
 
 MAX_CHARTS = 12
 FEW_WHOLE = 5  # whole models in a chart that has no room for all
-ROW_HEIGHT = 28
+ROW_HEIGHT, PANEL_HEIGHT = 28, 22
 
 ROOM = 0.2  # of the longest bar: a shorter one is written on nothing
-PALE = FAINT  # opacity of what was not measured here
-FROM_ZERO = alt.Scale(domainMin=0)
 _FIELDS = (
     "run_id", "label", "name", "model", "platform", "split", "source", "step_seconds_median",
     "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu", "mfu_low", "mfu_high",
 )  # fmt: skip
-TICKS = alt.Axis(tickCount=6)
-_WHICH_RUN = [
-    alt.Tooltip("run_id:N", title="run"),
-    alt.Tooltip("model:N"),
-    alt.Tooltip("platform:N"),
-    alt.Tooltip("name:N", title="configuration"),
-    alt.Tooltip("source:N"),
-]
+_WHICH_RUN = told("run_id", ("model", ""), ("platform", ""), ("name", "configuration"), "source")
 _TOOLTIP = [
     *_WHICH_RUN,
-    alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
-    alt.Tooltip("rate:Q", title="ranked by", format=",.0f"),
-    alt.Tooltip("rate_unit:N", title="in"),
-    alt.Tooltip("step_seconds_median:Q", title="median step, s", format=".4f"),
-    alt.Tooltip("interval:N", title="95 % interval"),
+    *told(("tokens_per_second", "tokens/s", ",.0f"), ("rate", "ranked by", ",.0f")),
+    *told(("rate_unit", "in"), ("step_seconds_median", "median step, s", ".4f")),
+    *told(("interval", "95 % interval")),
 ]
 
 
@@ -84,54 +79,43 @@ def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
     ``column`` is the one that a bar is called by.
     """
     highest, cut = _highest(runs, "rate", "runs")
-    data = _with_marks(highest)
-    if data.is_empty():
+    if highest.is_empty():
         return None
-    unit = data["rate_unit"][0]
+    data = _with_interval(highest)
+    unit, y = data["rate_unit"][0], names(column, data[column])
     base = alt.Chart(rows(data))
-    y = names(column, data[column])
     marks = base.mark_bar(cornerRadiusEnd=2).encode(
-        y=y,
-        x=alt.X("rate:Q", title=unit, axis=TICKS),
-        opacity=alt.Opacity("alpha:Q", scale=None),
-        tooltip=_TOOLTIP,
+        y=y, x=alt.X("rate:Q", title=unit, axis=TICKS), opacity=PALER, tooltip=_TOOLTIP
     )
-    chart = (marks + whiskers(base, y, "rate") + _numbers(base, y, data["rate"].max())).properties(
-        width="container", height=ROW_HEIGHT * data.height
-    )
-    return Figure(entitled(chart, cut), _describe(data, unit))
-
-
-def _numbers(base: alt.Chart, y: alt.Y, longest: Any) -> alt.Chart:
-    """Return the rate in figures at the foot of each bar that has room for them."""
+    # the rate in figures at the foot of each bar that has room for them
+    longest: Any = data["rate"].max()
     room = base.transform_filter(alt.datum.rate > longest * ROOM)
-    return room.mark_text(align="left", dx=6, style="on-bar").encode(
+    figures = room.mark_text(align="left", dx=6, style="on-bar").encode(
         y=y, x=alt.datum(0), text=alt.Text("rate:Q", format=",.0f")
     )
+    chart = marks + whiskers(base, y, "rate") + figures
+    return drawn(chart, _describe(data, "rate", unit), ROW_HEIGHT * data.height, cut)
 
 
 def utilisation(runs: pl.DataFrame) -> Figure | None:
     """Return points of MFU with their intervals; None where no run has an MFU."""
     highest, cut = _highest(runs, "mfu", "runs")
-    data = _with_marks(highest)
-    if data.is_empty():
+    if highest.is_empty():
         return None
+    data = _with_interval(highest)
     y = names("label", data["label"], grid=True)
     base = alt.Chart(rows(data))
-    x = alt.X("mfu:Q", title="MFU", axis=alt.Axis(format="%", tickCount=6), scale=FROM_ZERO)
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        x=x,
-        color=_by_model(data),
+        x=alt.X("mfu:Q", title="MFU", axis=SHARES, scale=FROM_ZERO),
+        color=by("model", data),
         shape=by_source(data["source"]),
-        tooltip=[*_TOOLTIP, alt.Tooltip("mfu:Q", title="MFU", format=".1%")],
-    )
-    chart = (whiskers(base, y, "mfu") + points).properties(
-        width="container", height=ROW_HEIGHT * data.height
+        tooltip=[*_TOOLTIP, *told(("mfu", "MFU", ".1%"))],
     )
     best = data.sort("mfu", descending=True).row(0, named=True)
-    text = f"MFU of {count(data.height, 'run')}; the highest is {percent(best['mfu'])} of "
-    return Figure(entitled(chart, cut), f"{text}{best['label']}.")
+    words = f"MFU of {count(data.height, 'run')}; the highest is {percent(best['mfu'])} of "
+    chart = whiskers(base, y, "mfu") + points
+    return drawn(chart, f"{words}{best['label']}.", ROW_HEIGHT * data.height, cut)
 
 
 def whiskers(base: alt.Chart, y: alt.Y, field: str) -> AnyChart:
@@ -141,12 +125,6 @@ def whiskers(base: alt.Chart, y: alt.Y, field: str) -> AnyChart:
         y=y, x=f"{low}:Q", x2=f"{high}:Q"
     )
     return ends.mark_rule(strokeWidth=4, style="halo") + ends.mark_rule(strokeWidth=1.5)
-
-
-def _by_model(data: pl.DataFrame) -> alt.Color:
-    """Return colour by model, with a legend where there is more than one."""
-    several = data["model"].n_unique() > 1
-    return alt.Color("model:N", title=None, legend=alt.Legend() if several else None)
 
 
 def _highest(runs: pl.DataFrame, by: str, what: str) -> tuple[pl.DataFrame, str | None]:
@@ -170,76 +148,58 @@ def _highest(runs: pl.DataFrame, by: str, what: str) -> tuple[pl.DataFrame, str 
     return ranked.head(MAX_BARS), title
 
 
-def _with_marks(data: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns that a chart of runs shows, with interval and opacity."""
+def _with_interval(data: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that a chart of runs shows, with the interval of the rate in words."""
     ends = (pl.col(name).round(0).cast(pl.Int64) for name in ("rate_low", "rate_high"))
-    alpha = pl.when(pl.col("source") == "measured").then(1.0).otherwise(PALE)
-    interval = pl.format("{} to {}", *ends).fill_null(NONE)
-    return data.select(_FIELDS).with_columns(interval=interval, alpha=alpha)
+    return data.select(_FIELDS).with_columns(interval=pl.format("{} to {}", *ends).fill_null(NONE))
 
 
-def _describe(data: pl.DataFrame, unit: str) -> str:
-    ordered = data.sort("rate", descending=True, maintain_order=True)
-    best, worst = ordered.row(0, named=True), ordered.row(-1, named=True)
+def _describe(data: pl.DataFrame, column: str, unit: str) -> str:
+    """Return which runs have the first and the last bar."""
+    first, last = data.row(0, named=True), data.row(-1, named=True)
     return (
-        f"{count(data.height, 'run')}, from {best['label']} at {quantity(best['rate'], unit)} "
-        f"to {worst['label']} at {quantity(worst['rate'], unit)}."
+        f"{count(data.height, 'run')}, from {first['label']} with {quantity(first[column], unit)} "
+        f"to {last['label']} with {quantity(last[column], unit)}."
     )
 
 
-PANEL_HEIGHT = 22
-PANEL: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(("run_id", "model", "group", "platform", "split", "source"), pl.String),
-    # with its interval where it has one; limit: what it is held against
-    **dict.fromkeys(("value", "value_low", "value_high", "limit"), pl.Float64),
-}
-_PANEL_TOOLTIP = [
-    alt.Tooltip("run_id:N", title="run"),
-    alt.Tooltip("group:N"),
-    alt.Tooltip("split:N", title="parallelism"),
-    alt.Tooltip("source:N"),
-]
+_GROUP = told("run_id", ("group", ""), "split", "source")
 
 
 def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figure | None:
-    """Return a bar per group (columns of PANEL), with a tick where it has a limit.
+    """Return a bar per group with its interval, and a tick where it has a limit.
 
-    The highest is first, whole models before the first layers of one.
+    Columns: run_id, model, group, platform, split, source, value, value_low, value_high and
+    ``limit``, which the value is held against. The highest is first, whole models before others.
     """
     data, cut = _highest(best, "value", "groups")
     if data.is_empty():
         return None
-    several = data["platform"].n_unique() > 1
     y = names("group", data["group"])
-    values = [alt.Tooltip("value:Q", title=title, format=format_)]
-    values += [alt.Tooltip("limit:Q", title=limit, format=format_)] if limit else []
-    axis = alt.Axis(format="%", tickCount=6) if "%" in format_ else TICKS
-    base = alt.Chart(rows(data)).encode(y=y, tooltip=[*_PANEL_TOOLTIP, *values])
-    bars = base.mark_bar(cornerRadiusEnd=2).encode(
+    values = [("value", title, format_), *([("limit", limit, format_)] if limit else [])]
+    base = alt.Chart(rows(data)).encode(y=y, tooltip=[*_GROUP, *told(*values)])
+    axis = SHARES if "%" in format_ else TICKS
+    chart: Any = base.mark_bar(cornerRadiusEnd=2).encode(
         x=alt.X("value:Q", title=title, axis=axis, scale=FROM_ZERO),
-        color=alt.Color("platform:N", title=None, legend=alt.Legend() if several else None),
-        opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(PALE)),
-    )
-    ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
-        thickness=2.5, size=18, style="ink"
+        color=by("platform", data),
+        opacity=PALER,
     )
     if data["value_low"].count():
-        bars = bars + whiskers(base, y, "value")
-    chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
+        chart += whiskers(base, y, "value")
+    if limit:
+        known = base.transform_filter("isValid(datum.limit)")
+        ticks = known.mark_tick(thickness=2.5, size=18, style="ink").encode(x="limit:Q")
+        chart = alt.layer(chart, ticks)
     top = data.row(0, named=True)
-    text = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "
-    sized = chart.properties(width="container", height=PANEL_HEIGHT * data.height + 10)
-    return Figure(entitled(sized, cut), f"{text}{number(_in_unit(top, format_))}, {top['group']}.")
-
-
-def _in_unit(row: dict[str, float], format_: str) -> float:
-    return 100 * row["value"] if "%" in format_ else row["value"]
+    value = number(100 * top["value"] if "%" in format_ else top["value"])
+    words = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "
+    return drawn(chart, f"{words}{value}, {top['group']}.", PANEL_HEIGHT * data.height + 10, cut)
 
 
 def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     """Return every configuration as a point and its group as a box of quartiles.
 
-    ``runs`` has the columns of PANEL, one row per run.
+    ``runs`` has the columns of ``panel``, one row per run.
     """
     if runs.is_empty():
         return None
@@ -249,119 +209,86 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     data = runs.filter(pl.col("group").is_in(order))
     y = names("group", order)
     x = alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO)
-    base = alt.Chart(rows(data)).encode(y=y)
     # a box of fewer than five points would draw quartiles that are the points themselves
     many = data.filter(pl.len().over("group") >= 5)
     boxes = alt.Chart(rows(many)).mark_boxplot(
         extent="min-max", size=16, color=GREY, opacity=1, box={"fillOpacity": 0.25, "stroke": GREY}
     )
-    points = base.mark_point(filled=True, size=55).encode(
+    points = alt.Chart(rows(data)).mark_point(filled=True, size=55).encode(
+        y=y,
         x=x,
         color=alt.Color("platform:N", title=None, legend=None),
         shape=by_source(data["source"]),
-        tooltip=[*_PANEL_TOOLTIP, alt.Tooltip("value:Q", title=title, format=",.0f")],
-    )
-    layers = [boxes.encode(y=y, x=x), points] if many.height else [points]
-    chart = alt.layer(*layers).properties(
-        width="container", height=PANEL_HEIGHT * len(order) + 10
+        tooltip=[*_GROUP, *told(("value", title, ",.0f"))],
     )  # fmt: skip
-    text = f"{title} of {count(data.height, 'run')} in {count(len(order), 'group')}."
-    return Figure(entitled(chart, cut), text)
-
-
-_ENERGY_FIELDS = (
-    "run_id", "label", "name", "model", "platform", "split", "source",
-    "energy_joules_per_token", "mean_power_watts", "energy_method",
-)  # fmt: skip
+    chart = alt.layer(*([boxes.encode(y=y, x=x)] if many.height else []), points)
+    words = f"{title} of {count(data.height, 'run')} in {count(len(order), 'group')}."
+    return drawn(chart, words, PANEL_HEIGHT * len(order) + 10, cut)
 
 
 def energy_bars(runs: pl.DataFrame) -> Figure | None:
     """Return bars of J per token, the least first; None for no run."""
-    data = runs.select(_ENERGY_FIELDS).sort("energy_joules_per_token").head(MAX_BARS)
-    data = data.with_columns(millijoules=1e3 * pl.col("energy_joules_per_token"))
+    joules = pl.col("energy_joules_per_token")
+    data = runs.sort("energy_joules_per_token").head(MAX_BARS).select(
+        *("run_id", "label", "name", "model", "platform", "source", "mean_power_watts"),
+        "energy_method", millijoules=1e3 * joules,
+    )  # fmt: skip
     if data.is_empty():
         return None
-    chart = (
-        alt.Chart(rows(data))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            y=names("name", data["name"]),
-            x=alt.X("millijoules:Q", title="mJ per token, devices only", axis=TICKS),
-            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(PALE)),
-            tooltip=[
-                *_WHICH_RUN,
-                alt.Tooltip("millijoules:Q", title="mJ/token", format=".4~g"),
-                alt.Tooltip("mean_power_watts:Q", title="W per device", format=".0f"),
-                alt.Tooltip("energy_method:N", title="by"),
-            ],
-        )
-        .properties(width="container", height=26 * data.height + 10)
-    )
+    energy = told(
+        ("millijoules", "mJ/token", ".4~g"), ("mean_power_watts", "W per device", ".0f"),
+        ("energy_method", "by"),
+    )  # fmt: skip
+    chart = alt.Chart(rows(data)).mark_bar(cornerRadiusEnd=2).encode(
+        y=names("name", data["name"]),
+        x=alt.X("millijoules:Q", title="mJ per token, devices only", axis=TICKS),
+        opacity=PALER,
+        tooltip=[*_WHICH_RUN, *energy],
+    )  # fmt: skip
     cut = f"The {MAX_BARS} lowest of {runs.height} runs" if runs.height > MAX_BARS else None
-    best, worst = data.row(0, named=True), data.row(-1, named=True)
-    return Figure(
-        entitled(chart, cut),
-        f"{count(data.height, 'run')}, from {best['label']} with "
-        f"{quantity(best['millijoules'], 'mJ per token')} to {worst['label']} with "
-        f"{quantity(worst['millijoules'], 'mJ per token')}.",
-    )
+    words = _describe(data, "millijoules", "mJ per token")
+    return drawn(chart, words, 26 * data.height + 10, cut)
 
 
-PUBLISHED: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(("run_id", "source", "model", "accelerator"), pl.String),
-    **dict.fromkeys(("world_size", "sequence_length"), pl.Int64),
-    **dict.fromkeys(("precision", "family", "where"), pl.String),
-    "tflops": pl.Float64,
-    "ours": pl.Boolean,
-}
 WIDTHS = ("16 bit", "8 bit", "4 bit")
-_PUBLISHED_TOOLTIP = [
-    alt.Tooltip("run_id:N", title="run"),
-    alt.Tooltip("source:N"),
-    alt.Tooltip("model:N"),
-    alt.Tooltip("accelerator:N"),
-    alt.Tooltip("world_size:Q", title="GPUs"),
-    alt.Tooltip("sequence_length:Q", title="sequence"),
-    alt.Tooltip("precision:N"),
-    alt.Tooltip("tflops:Q", title="TFLOP/s per GPU", format=",.0f"),
-    alt.Tooltip("where:N", title="from"),
-]
 
 
 def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
-    """Return a strip a device of TFLOP/s per GPU; menus pick a model and an accelerator."""
+    """Return a strip a device of TFLOP/s per GPU; menus pick a model and an accelerator.
+
+    A row a result: run_id, source, model, accelerator, world_size, sequence_length, precision,
+    ``family`` (one of WIDTHS), tflops, where, and whether it is ``ours``.
+    """
     if data.is_empty():
         return None
     data = for_charts(data)  # the menus name what the marks do
-    best = data.group_by("accelerator").agg(pl.col("tflops").max()).sort("tflops", descending=True)
-    order = best["accelerator"].to_list()
+    best = data.sort("tflops", descending=True)
+    order = best["accelerator"].unique(maintain_order=True).to_list()
     picks = [_menu(data, name) for name in ("model", "accelerator")]
-    shown = data.with_columns(pl.col("tflops").round(1))
-    base = alt.Chart(rows(shown)).transform_filter(picks[0]).transform_filter(picks[1])
-    chart = (
-        base.mark_point(filled=True, size=60, strokeWidth=1)
-        .encode(
-            y=alt.Y("accelerator:N", sort=order, title=None, axis=alt.Axis(grid=True)),
-            x=alt.X(
-                "tflops:Q", title=f"TFLOP/s per GPU by {convention_title(convention)}", axis=TICKS
-            ),
-            color=alt.Color("family:N", title=None, scale=alt.Scale(domain=list(WIDTHS))),
-            shape=by_source(data["source"]),
-            size=alt.condition("datum.ours", alt.value(180), alt.value(45)),
-            opacity=alt.condition("datum.ours", alt.value(1), alt.value(PALE)),
-            tooltip=_PUBLISHED_TOOLTIP,
-        )
-        .add_params(*picks)
-        .properties(width="container", height=24 * len(order) + 10)
-    )
-    top = data.sort("tflops", descending=True).row(0, named=True)
-    ours = data.filter(pl.col("ours")).height
-    return Figure(
-        chart,
+    shown = alt.Chart(rows(data.with_columns(pl.col("tflops").round(1))))
+    title = f"TFLOP/s per GPU by {convention_title(convention)}"
+    chart = shown.transform_filter(picks[0]).transform_filter(picks[1]).mark_point(
+        filled=True, size=60, strokeWidth=1
+    ).encode(
+        y=alt.Y("accelerator:N", sort=order, title=None, axis=alt.Axis(grid=True)),
+        x=alt.X("tflops:Q", title=title, axis=TICKS),
+        color=alt.Color("family:N", title=None, scale=alt.Scale(domain=list(WIDTHS))),
+        shape=by_source(data["source"]),
+        size=alt.condition("datum.ours", alt.value(180), alt.value(45)),
+        opacity=alt.condition("datum.ours", alt.value(1), alt.value(FAINT)),
+        tooltip=told(
+            *("run_id", "source", ("model", ""), ("accelerator", "")),
+            *(("world_size", "GPUs", ",d"), ("sequence_length", "sequence", ",d")),
+            *("precision", ("tflops", "TFLOP/s per GPU", ",.0f"), ("where", "from")),
+        ),
+    )  # fmt: skip
+    top, ours = best.row(0, named=True), data["ours"].sum()
+    words = (
         f"{count(data.height, 'result')} on {count(len(order), 'accelerator')}, {ours} of them "
         f"ours; the highest is {top['model']} on {top['accelerator']} with "
-        f"{number(top['tflops'])} TFLOP/s per GPU.",
+        f"{number(top['tflops'])} TFLOP/s per GPU."
     )
+    return drawn(chart.add_params(*picks), words, 24 * len(order) + 10)
 
 
 def _menu(data: pl.DataFrame, name: str) -> alt.Parameter:
@@ -391,10 +318,9 @@ def _chart(points: Sequence[HistoryPoint]) -> Figure:
     line = base.mark_line().encode(y=y)
     bars = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q")
     marks = base.mark_point(filled=True, size=60, opacity=1).encode(y=y, tooltip=tips)
-    chart = (line + bars + marks).properties(width="container", height=220)
     first, last = points[0], points[-1]
     text = (
         f"Rate at {count(len(points), 'commit')} with 95 % intervals: {first.rate:,.0f} tokens/s "
         f"at the first, {last.rate:,.0f} at the last."
     )
-    return Figure(chart, text)
+    return drawn(line + bars + marks, text, 220)

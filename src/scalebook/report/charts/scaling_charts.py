@@ -6,89 +6,65 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent, quantity
-from scalebook.report.charts.figure import Figure, by_source, rows
+from scalebook.report.charts.figure import SHARES, TICKS, Figure, by_source, drawn, rows, told
 from scalebook.report.charts.theme import GREY
 
 BORDER = "The dotted vertical line is the border of a node: right of it runs have more nodes."
 WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling is a straight line
+_RATE = ("tokens_per_second", "tokens/s", ",.0f")
 
 
 def against_ideal(points: pl.DataFrame, many: str) -> Figure:
     """Return tokens per second by world size, and the line that the base would reach."""
-    x = _sizes(points, many)
-    scale = alt.Scale(type="log", base=2, nice=False) if _is_wide(points) else alt.Scale(zero=True)
+    base = _base(points, many)
     unit = "tokens/s (log)" if _is_wide(points) else "tokens/s"
-    y = alt.Y("tokens_per_second:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=6))
-    base = alt.Chart(rows(_named(points)))
-    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5).encode(
-        x=x, y="ideal_tokens_per_second:Q", color=alt.value(GREY)
-    )
+    y = alt.Y("tokens_per_second:Q", title=unit, scale=_doubling(points), axis=TICKS)
     lines = base.mark_line().encode(
-        x=x, y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
+        y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
     )
-    marks = _run_marks(base, points, many).encode(x=x, y=y)
-    chart = _with_border(alt.layer(ideal, lines, marks), points, x).properties(
-        width="container", height=320
-    )
+    layers = (_ideal(base, "ideal_tokens_per_second"), lines, _marks(base, points, many, y))
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
-    text = (
+    words = (
         f"Throughput of {count(points.height, 'run')} by number of {many} with the ideal line; "
         f"the fastest on {largest['world_size']} reaches "
         f"{percent(largest['scaling_efficiency'])} of the ideal."
-    ) + _border_words(points)
-    return Figure(chart, text)
+    )
+    return _by_size(points, many, layers, words, 320)
 
 
 def efficiency(points: pl.DataFrame, many: str) -> Figure:
     """Return scaling efficiency by world size, the ideal marked at 100 %."""
-    top = max(1.05, 1.05 * max(points["scaling_efficiency"]))
-    y = alt.Y(
-        "scaling_efficiency:Q",
-        title="efficiency",
-        axis=alt.Axis(format="%", tickCount=6),
-        scale=alt.Scale(domain=[0, top]),
-    )
-    base = alt.Chart(rows(_named(points)))
-    x = _sizes(points, many)
-    marks = _run_marks(base, points, many).encode(x=x, y=y)
+    scale = alt.Scale(domain=[0, max(1.05, 1.05 * max(points["scaling_efficiency"]))])
+    y = alt.Y("scaling_efficiency:Q", title="efficiency", axis=SHARES, scale=scale)
     whole = alt.Chart(alt.Data(values=[{"ideal": 1}]))
     ideal = whole.mark_rule(strokeDash=[5, 4]).encode(y="ideal:Q")
-    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
-        width="container", height=240
-    )
+    layers = (ideal, _marks(_base(points, many), points, many, y))
     worst = points.sort("scaling_efficiency").row(0, named=True)
-    text = (
+    words = (
         f"Scaling efficiency of {count(points.height, 'run')} by number of {many}; the lowest is "
         f"{percent(worst['scaling_efficiency'])} on {worst['world_size']}."
-    ) + _border_words(points)
-    return Figure(chart, text)
+    )
+    return _by_size(points, many, layers, words, 240)
 
 
 def speedup(points: pl.DataFrame, many: str) -> Figure:
     """Return speed-up over the base by world size, and the ideal, which is the ratio of sizes."""
-    scale = alt.Scale(type="log", base=2, nice=False) if _is_wide(points) else alt.Scale(zero=True)
-    y = alt.Y("speedup:Q", title="speed-up", scale=scale, axis=alt.Axis(tickCount=6))
-    x = _sizes(points, many)
-    base = alt.Chart(rows(_named(points)))
-    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5).encode(
-        x=x, y="ideal_speedup:Q", color=alt.value(GREY)
-    )
-    marks = _run_marks(base, points, many).encode(x=x, y=y)
-    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
-        width="container", height=240
-    )
+    base = _base(points, many)
+    y = alt.Y("speedup:Q", title="speed-up", scale=_doubling(points), axis=TICKS)
+    layers = (_ideal(base, "ideal_speedup"), _marks(base, points, many, y))
     best = points.sort("speedup").row(-1, named=True)
-    text = (
+    words = (
         f"Speed-up of {count(points.height, 'run')} by number of {many}; the highest is "
         f"{best['speedup']:.2f} on {best['world_size']}, where {best['ideal_speedup']:g} is ideal."
-    ) + _border_words(points)
-    return Figure(chart, text)
+    )
+    return _by_size(points, many, layers, words, 240)
 
 
 def node_border(points: pl.DataFrame) -> float | None:
@@ -105,54 +81,63 @@ def node_border(points: pl.DataFrame) -> float | None:
     return math.sqrt(inside * outside)
 
 
-def _with_border(chart: Any, points: pl.DataFrame, x: alt.X) -> Any:
-    """Return a chart with the border of a node as a line with its name, if there is one."""
+def _by_size(
+    points: pl.DataFrame, many: str, layers: Sequence[alt.Chart], words: str, height: int
+) -> Figure:
+    """Return layers over world sizes; the border of a node, if there is one, is a named line."""
     size = node_border(points)
     if size is None:
-        return chart
-    base = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=x)
-    words = base.mark_text(align="left", baseline="top", dx=5)
-    label = words.encode(y=alt.value(4), text=alt.value("several nodes"))
-    return chart + base.mark_rule(strokeDash=[2, 4]) + label
-
-
-def _border_words(points: pl.DataFrame) -> str:
-    return f" {BORDER}" if node_border(points) is not None else ""
-
-
-def _run_marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
-    """Return one point per run, coloured by layout, shaped by source, with its run id on hover."""
-    return base.mark_point(filled=True, size=110, opacity=0.9).encode(
-        color=alt.Color("layout:N", title=None),
-        shape=by_source(points["source"]),
-        tooltip=[
-            alt.Tooltip("run_id:N", title="run"),
-            alt.Tooltip("split:N", title="parallelism"),
-            alt.Tooltip("source:N"),
-            alt.Tooltip("world_size:Q", title=many),
-            alt.Tooltip("nodes:Q"),
-            alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
-            alt.Tooltip("ideal_tokens_per_second:Q", title="ideal tokens/s", format=",.0f"),
-            alt.Tooltip("speedup:Q", title="speed-up", format=".2f"),
-            alt.Tooltip("scaling_efficiency:Q", title="efficiency", format=".1%"),
-        ],
+        return drawn(alt.layer(*layers), words, height)
+    border = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=_sizes(points, many))
+    label = border.mark_text(align="left", baseline="top", dx=5).encode(
+        y=alt.value(4), text=alt.value("several nodes")
     )
+    # one by one: the runs' layers share their data
+    chart = alt.layer(*layers) + border.mark_rule(strokeDash=[2, 4]) + label
+    return drawn(chart, f"{words} {BORDER}", height)
 
 
-def _named(points: pl.DataFrame) -> pl.DataFrame:
-    """Return what the charts show of each run; ``layout`` is its split without the replicas."""
+def _base(points: pl.DataFrame, many: str) -> alt.Chart:
+    """Return the runs by size; ``layout`` is the split of each without the replicas."""
     layout = pl.col("split").str.replace(r"\s*\bDP\d+", "").str.strip_chars()
     replicas_alone = (layout == "") | layout.str.contains(r"^\d")
-    return points.select(
+    named = points.select(
         *("run_id", "split", "source", "world_size", "nodes", "tokens_per_second"),
         *("ideal_tokens_per_second", "scaling_efficiency", "speedup", "ideal_speedup"),
         layout=pl.when(replicas_alone).then(pl.lit("data parallel only")).otherwise(layout),
+    )
+    return alt.Chart(rows(named)).encode(x=_sizes(points, many))
+
+
+def _ideal(base: alt.Chart, column: str) -> alt.Chart:
+    line = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5)
+    return line.encode(y=f"{column}:Q", color=alt.value(GREY))
+
+
+def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Chart:
+    """Return one point per run, coloured by layout, shaped by source, with its run id on hover."""
+    ideal = ("ideal_tokens_per_second", "ideal tokens/s", ",.0f")
+    share = ("scaling_efficiency", "efficiency", ".1%")
+    return base.mark_point(filled=True, size=110, opacity=0.9).encode(
+        y=y,
+        color=alt.Color("layout:N", title=None),
+        shape=by_source(points["source"]),
+        tooltip=told(
+            *("run_id", "split", "source", ("world_size", many, "d"), ("nodes", "", "d")),
+            *(_RATE, ideal, ("speedup", "speed-up", ".2f"), share),
+        ),
     )
 
 
 def _is_wide(points: pl.DataFrame) -> bool:
     sizes = points["world_size"].to_list()
     return max(sizes) >= WIDE * min(sizes)
+
+
+def _doubling(points: pl.DataFrame) -> alt.Scale:
+    if _is_wide(points):
+        return alt.Scale(type="log", base=2, nice=False)
+    return alt.Scale(zero=True)
 
 
 def _sizes(points: pl.DataFrame, many: str) -> alt.X:
@@ -166,86 +151,59 @@ def _sizes(points: pl.DataFrame, many: str) -> alt.X:
     )
 
 
-POINTS: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(("run_id", "split", "source"), pl.String),
-    "world_size": pl.Int64,
-    "tokens_per_second": pl.Float64,
-}
-CURVE: dict[str, type[pl.DataType]] = {
-    "world_size": pl.Int64,
-    **dict.fromkeys(("value", "low", "high", "ideal"), pl.Float64),  # high: null if unbounded
-    "projected": pl.Boolean,  # beyond the largest measured size
-}
 _MOST = 3.0  # an unbounded or very wide upper end is drawn up to so many times the ideal
 
 
-def fitted(points: pl.DataFrame, curve: pl.DataFrame, many: str) -> Figure:
+def fitted(runs: Sequence[Mapping[str, Any]], curve: pl.DataFrame, many: str) -> Figure:
     """Return measured points, the law with its 95 % band, and the ideal of the base.
 
-    The law is dashed where it is a projection.
+    ``curve`` has by world_size the law's value, low and high (null where unbounded), and the ideal;
+    the law is dashed where it is ``projected`` beyond the largest size of the runs.
     """
-    log = alt.Scale(type="log", base=2, nice=False, padding=20)
-    ticks = sorted(2**power for power in range(31) if 2**power <= max(curve["world_size"]))
+    columns = ("run_id", "split", "source", "world_size", "tokens_per_second")
+    points = pl.DataFrame([{name: row[name] for name in columns} for row in runs])
     x = alt.X(
         "world_size:Q",
         title=f"{many} (log)",
-        scale=log,
-        axis=alt.Axis(values=ticks, format="d", grid=False),
-    )
-    y = alt.Y(
-        "value:Q",
-        title="tokens/s (log)",
-        scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(tickCount=6, format=",.0f"),
+        scale=alt.Scale(type="log", base=2, nice=False, padding=20),
+        axis=alt.Axis(
+            values=[2**power for power in range(31) if 2**power <= max(curve["world_size"])],
+            format="d",
+            grid=False,
+        ),
     )
     top = pl.col("high").fill_null(_MOST * pl.col("ideal"))
-    drawn = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))
-    base = alt.Chart(rows(drawn)).encode(x=x)
+    shown = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))
+    base = alt.Chart(rows(shown)).encode(x=x)
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="tokens/s (log)"), y2="top:Q")
     ideal = base.mark_line(strokeDash=[2, 3], strokeWidth=1.5).encode(
         y="ideal:Q", color=alt.value(GREY)
     )
-    tooltip = [
-        alt.Tooltip("world_size:Q", title=many),
-        alt.Tooltip("value:Q", title="law, tokens/s", format=",.0f"),
-        alt.Tooltip("low:Q", title="from", format=",.0f"),
-        alt.Tooltip("high:Q", title="to", format=",.0f"),
-        alt.Tooltip("projected:N"),
-    ]
+    law = base.encode(
+        y=alt.Y(
+            "value:Q",
+            title="tokens/s (log)",
+            scale=alt.Scale(type="log", nice=False),
+            axis=alt.Axis(tickCount=6, format=",.0f"),
+        ),
+        tooltip=told(
+            *(("world_size", many, "d"), ("value", "law, tokens/s", ",.0f")),
+            *(("low", "from", ",.0f"), ("high", "to", ",.0f"), ("projected", "")),
+        ),
+    )
     # the last measured size belongs to both parts, so that the line has no gap
     largest = max(points["world_size"])
-    inside = base.transform_filter(f"datum.world_size <= {largest}").mark_line()
-    beyond = base.transform_filter(f"datum.world_size >= {largest}").mark_line(strokeDash=[7, 5])
-    chart = alt.layer(
-        band,
-        ideal,
-        inside.encode(y=y, tooltip=tooltip),
-        beyond.encode(y=y, tooltip=tooltip),
-        _measured(points, x),
-    ).properties(width="container", height=320)
-    return Figure(chart, _describe_law(points, curve, many))
-
-
-def _measured(points: pl.DataFrame, x: alt.X) -> alt.Chart:
-    return (
-        alt.Chart(rows(points))
-        .mark_point(filled=True, size=110, opacity=0.95)
-        .encode(
-            x=x,
-            y="tokens_per_second:Q",
-            shape=by_source(points["source"]),
-            tooltip=[
-                *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("split:N")),
-                *(alt.Tooltip("source:N"), alt.Tooltip("world_size:Q", title="size")),
-                alt.Tooltip("tokens_per_second:Q", title="tokens/s (log)", format=",.0f"),
-            ],
-        )
-    )
-
-
-def _describe_law(points: pl.DataFrame, curve: pl.DataFrame, many: str) -> str:
+    inside = law.transform_filter(f"datum.world_size <= {largest}").mark_line()
+    beyond = law.transform_filter(f"datum.world_size >= {largest}").mark_line(strokeDash=[7, 5])
+    measured = alt.Chart(rows(points)).mark_point(filled=True, size=110, opacity=0.95).encode(
+        x=x,
+        y="tokens_per_second:Q",
+        shape=by_source(points["source"]),
+        tooltip=told("run_id", "split", "source", ("world_size", many, "d"), _RATE),
+    )  # fmt: skip
     last = curve.sort("world_size").row(-1, named=True)
-    return (
+    words = (
         f"A law through {count(points.height, 'run')} by number of {many}, with its 95 % band; "
         f"at {last['world_size']} it gives {quantity(last['value'], 'tokens/s')}."
     )
+    return drawn(alt.layer(band, ideal, inside, beyond, measured), words, 320)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -12,10 +13,21 @@ from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.report import charts
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
-from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.html_tables import (
+    RAN,
+    RUN,
+    Column,
+    Row,
+    Show,
+    plain,
+    share,
+    table,
+    text,
+    time,
+)
+from scalebook.report.base.markup import Fragment, Markup, bullets, code, join, opened, run_link
 from scalebook.report.base.quantities import count, duration, number, percent
-from scalebook.report.charts.step_charts import BAR_SCHEMA, KINDS, PARTS
+from scalebook.report.charts.step_charts import KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
 
@@ -48,14 +60,10 @@ def profiles(data: ReportData) -> Iterator[tuple[Row, Breakdown, str]]:
             yield row, one, f"{row['label']}{rank}"
 
 
-def _bars(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(list(rows), schema=BAR_SCHEMA)
-
-
 def _parts(row: Row, label: str, seconds: Mapping[str, float], whole: float) -> Iterator[Any]:
     facts = {name: row[name] for name in ("run_id", "platform", "source")} | {"label": label}
-    for place, (part, time) in enumerate(seconds.items()):
-        yield facts | {"part": part, "seconds": time, "share": time / whole, "place": place}
+    for place, (part, own) in enumerate(seconds.items()):
+        yield facts | {"part": part, "seconds": own, "share": own / whole, "place": place}
 
 
 def profiled_seconds(one: Breakdown) -> dict[str, float]:
@@ -78,12 +86,14 @@ def _seconds(one: Breakdown) -> dict[str, float | None]:
 
 def profile_bars(data: ReportData) -> charts.Figures | None:
     """Return the profiled steps as bars, a bar a profiled rank."""
-    rows = (
+    rows = [
         part
         for row, one, label in profiles(data)
         for part in _parts(row, label, profiled_seconds(one), one.step_seconds or 1.0)
+    ]
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the profiled step"
     )
-    return charts.anatomy(_bars(rows), PARTS, "share of the profiled step")
 
 
 def mark_bars(data: ReportData) -> charts.Figures | None:
@@ -98,7 +108,9 @@ def mark_bars(data: ReportData) -> charts.Figures | None:
                 if marked.parts.get(name, 0.0) > 0
             }
             rows += _parts(row, row["label"], named, marked.step_seconds)
-    return charts.anatomy(_bars(rows), PARTS, "share of the measured step")
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the measured step"
+    )
 
 
 def kind_bars(data: ReportData) -> charts.Figures | None:
@@ -110,7 +122,9 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
             named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
             ordered = {kind: named[kind] for kind in KINDS if named.get(kind, 0.0) > 0}
             rows += _parts(row, label, ordered, total)
-    return charts.anatomy(_bars(rows), KINDS, "share of the time of all kernels")
+    return charts.anatomy(
+        pl.DataFrame(rows, infer_schema_length=None), KINDS, "share of the time of all kernels"
+    )
 
 
 def parts_table(data: ReportData) -> Fragment:
@@ -120,16 +134,14 @@ def parts_table(data: ReportData) -> Fragment:
         facts = {"rank": one.rank, "steps": one.steps, "step_seconds": one.step_seconds}
         facts |= {"kernels_per_step": one.kernels_per_step, "gap": one.launch_gap_seconds}
         rows.append({**row, **facts, **_seconds(one)})
-    if not rows:
-        return Fragment(Markup(""))
     columns = (
-        *(RUN, RAN, _whole("rank", "Rank"), _whole("steps", "Steps")),
-        _time("step_seconds", "Step"),
-        *([_time("schedule_seconds", "Forward and backward", "in one replayed graph")]
+        *(RUN, RAN, plain("rank", "Rank"), plain("steps", "Steps")),
+        time("step_seconds", "Step"),
+        *([time("schedule_seconds", "Forward and backward", "in one replayed graph")]
           if any(row["schedule_seconds"] for row in rows) else []),
-        *(_time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
-        _time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
-        Column("kernels_per_step", "Kernels", lambda row: number(row["kernels_per_step"])),
+        *(time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
+        time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
+        plain("kernels_per_step", "Kernels"),
     )  # fmt: skip
     return table(rows, columns, "anatomy")
 
@@ -143,42 +155,33 @@ def kernels_table(data: ReportData) -> Fragment:
         for kernel in one.top_kernels[:MOST_KERNELS]
         for share in [kernel.seconds / (one.step_seconds or 1.0)]
     ]  # fmt: skip
-    if not rows:
-        return Fragment(Markup(""))
+    alone = "all its calls in one step together, even if others run at the same time"
     columns = (
-        *(RUN, RAN, _whole("rank", "Rank"), text("kind", "Kind")),
-        Column("kernel", "Kernel", _kernel_name, numeric=False, wide=True),
-        _time(
-            "seconds",
-            "A step",
-            "all its calls in one step together, even if others run at the same time",
-        ),
-        Column("of_step", "Of the step", lambda row: percent(row["of_step"])),
-        Column("calls", "Calls", lambda row: number(row["calls"]), hint="in one step"),
+        *(RUN, RAN, plain("rank", "Rank"), text("kind", "Kind")),
+        text("kernel", "Kernel", show=_kernel_name, wide=True),
+        *(time("seconds", "A step", alone), share("of_step", "Of the step")),
+        plain("calls", "Calls", hint="in one step"),
     )
     return table(rows, columns, "kernels")
 
 
 def communication_table(data: ReportData) -> Fragment:
     """Return the communication that profiles measured next to what theory counts."""
-    rows = list(_communication_rows(data))
-    if not rows:
-        return Fragment(Markup(""))
+    waits = "exposed sends and receives, with the wait for them, of the step"
     columns = (
-        *(RUN, RAN, _time("communication_seconds", "Communication", "a profiled step")),
-        Column("exposed", "Exposed", lambda row: percent(row["exposed"]), hint="of the step"),
-        Column("hidden", "Hidden", lambda row: percent(row["hidden"]), hint="of communication"),
-        Column(
-            "stages", "Between stages", lambda row: percent(row["stages"]),
-            hint="exposed sends and receives, with the wait for them, of the step",
+        *(RUN, RAN, time("communication_seconds", "Communication", "a profiled step")),
+        *(
+            share("exposed", "Exposed", "of the step"),
+            share("hidden", "Hidden", "of communication"),
         ),
-        Column("bubble", "Bubble", lambda row: percent(row["bubble"]), hint="of the step: theory"),
+        share("stages", "Between stages", waits),
+        share("bubble", "Bubble", "of the step: theory"),
         *(
             Column(name, name.capitalize(), _gigabytes(name), "GB", hint=f"sent a step: {words}")
             for name, words in _VOLUMES.items()
         ),
-    )  # fmt: skip
-    return table(rows, columns, "communication")
+    )
+    return table(_communication_rows(data), columns, "communication")
 
 
 _VOLUMES = {
@@ -222,20 +225,8 @@ def _gigabytes(name: str) -> Show:
     return lambda row: number(None if row[name] is None else row[name] / 1e9)
 
 
-def _kernel_name(row: Row) -> Markup:
-    name = str(row["kernel"])
-    if len(name) <= 70:
-        return Markup("<code>{}</code>").format(name)
-    shown = Markup("<details><summary><code>{}…</code></summary><code>{}</code></details>")
-    return shown.format(name[:70], name)
-
-
-def _time(key: str, label: str, hint: str = "") -> Column:
-    return Column(key, label, lambda row: duration(row[key]), hint=hint)
-
-
-def _whole(key: str, label: str) -> Column:
-    return Column(key, label, lambda row: number(row[key]))
+def _kernel_name(name: str) -> Markup:
+    return code(name) if len(name) <= 70 else opened(code(f"{name[:70]}…"), code(name))
 
 
 NOTABLE = 0.05  # of the step: below this, exposed communication and idle time are not singled out
@@ -245,10 +236,8 @@ HOW = "'scalebook run --profile' adds two profiled steps after the measured ones
 
 def findings(data: ReportData) -> Fragment:
     """Return what the profiles show, each sentence with its run."""
-    sentences = [*_profiled(data), *_bubbles(data), *_slowest(data), *_marks(data), *_missing(data)]
-    if not sentences:
-        return paragraphs(f"No run has a profile or time marks: {HOW}.")
-    return bullets(sentences)
+    sentences = (_profiled(data), _bubbles(data), _slowest(data), _marks(data), _missing(data))
+    return bullets(chain(*sentences), empty=f"No run has a profile or time marks: {HOW}.")
 
 
 def _profiled(data: ReportData) -> Iterator[Markup]:
@@ -370,7 +359,7 @@ def _missing(data: ReportData) -> Iterator[Markup]:
     without = [
         row["run_id"]
         for row in data.completed.iter_rows(named=True)
-        if not _profiles_of(data, row["run_id"])
+        if not ((found := data.anatomies.get(row["run_id"])) and found.profiles)
     ]
     if without:
         shown = join(map(run_link, without[:SHOWN]))
@@ -378,8 +367,3 @@ def _missing(data: ReportData) -> Iterator[Markup]:
         words = "{} no profile ({}{}): {}."
         has = count(len(without), "run with a throughput has", "runs with a throughput have")
         yield Markup(words).format(has, shown, more, HOW)
-
-
-def _profiles_of(data: ReportData, run_id: str) -> tuple[Breakdown, ...]:
-    found = data.anatomies.get(run_id)
-    return found.profiles if found else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -79,10 +80,16 @@ def changes(found: Against, data: ReportData) -> Fragment:
     columns = (
         tables.text("kind", "Outcome"),
         replace(tables.RAN, show=_what),
-        Column("ratio", "New against old", _change, numeric=False, hint="tokens/s of all GPUs"),
+        Column(
+            "ratio",
+            "New against old",
+            numeric=False,
+            hint="tokens/s of all GPUs",
+            show=lambda row: change_words(row["verdict"]) if row["verdict"] else NONE,
+        ),
         Column("new", "New runs", lambda row: row["links"], numeric=False),
         Column("old", "Old runs", lambda row: row["olds"], numeric=False),
-        Column("detail", "Why", lambda row: titled(row["detail"]), numeric=False, wide=True),
+        tables.text("detail", "Why", show=titled, wide=True),
     )
     return tables.table((_row(one, runs) for one in rows), columns, "changes")
 
@@ -111,29 +118,19 @@ def _title(one: GateCheck) -> str:
     return titled(one.name.partition(" [")[0])
 
 
-def _change(row: Row) -> str:
-    return change_words(row["verdict"]) if row["verdict"] is not None else NONE
-
-
 def versions(found: Against) -> Fragment:
     """Return the versions that differ between new and old runs of one configuration."""
     rows = [
         {"name": fact_words(item.name), "old": item.b, "new": item.a, "many": many}
         for item, many in version_differences(found.checks)
     ]
-    if not rows:
-        return paragraphs("No recorded version differs.")
+    shown = partial(_COMMIT.sub, r"\1")
     columns = (
-        tables.text("name", "Version"),
-        *(Column(key, label, _whole(key), numeric=False, wide=True)
-          for key, label in (("old", "Old"), ("new", "New"))),
+        *(tables.text("name", "Version"), tables.text("old", "Old", show=shown, wide=True)),
+        tables.text("new", "New", show=shown, wide=True),
         tables.plain("many", "Configurations"),
-    )  # fmt: skip
-    return tables.table(rows, columns, "versions")
-
-
-def _whole(key: str) -> tables.Show:
-    return lambda row: _COMMIT.sub(r"\1", row[key] or NONE)
+    )
+    return tables.table(rows, columns, "versions", empty="No recorded version differs.")
 
 
 def history(found: Against) -> Figures | Fragment:

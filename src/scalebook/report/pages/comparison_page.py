@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-import polars as pl
-
-from scalebook.identity import VERSIONS
+from scalebook.identity import VERSIONS, alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.report.base import comparisons as bases
 from scalebook.report.base.comparisons import (
@@ -27,7 +26,7 @@ from scalebook.report.base.comparisons import (
     work_key,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.html_tables import RAN, Column, Row, table, text, verdict_column
+from scalebook.report.base.html_tables import RAN, Column, Row, noted, table, text, verdict_column
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -54,8 +53,8 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import GLUE, change, count, percent, times
 from scalebook.report.base.versus import configurations, verdict_on
-from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
-from scalebook.report.charts.figure import Figures
+from scalebook.report.charts.comparison import against_baseline, ratios
+from scalebook.report.charts.figure import Figure, Figures
 from scalebook.settings import named, names
 
 Repeats = tuple[Member, ...]
@@ -146,11 +145,6 @@ def _group_key(item: Member) -> str | None:
     return json.dumps(shared, default=str) if shared else None
 
 
-def _switched(item: Member) -> str:
-    """Return the values of all switches as they were asked for."""
-    return json.dumps([item.record.asked.get(name) for name in SWITCHES])
-
-
 def _in_common(item: Member) -> dict[str, Any]:
     """Return what the runs of an ablation have in common, by name; nothing where it is unknown.
 
@@ -185,7 +179,8 @@ def _ablation(group: Repeats) -> Ablation | None:
     configurations of the same switches, such as two numbers of steps, the fastest counts.
     """
     certain = [item for item in group if item.estimate is not None]
-    configurations = [fastest(same) for same in grouped(certain, _switched).values()]
+    asked = alike(certain, lambda item: repr([item.record.asked.get(n) for n in SWITCHES]))
+    configurations = [fastest(same) for same in asked]
     if len(configurations) < 2:
         return None
     ranked = sorted(
@@ -194,7 +189,8 @@ def _ablation(group: Repeats) -> Ablation | None:
     best = ranked[0]
     if _neighbours(best, configurations) == 0:
         return None
-    switches = sorted(_switches(best, configurations), key=_worth, reverse=True)
+    found = _switches(best, configurations)
+    switches = sorted(found, key=lambda one: -one.verdict.ratio if one.verdict else 0.0)
     most = max(configurations, key=lambda one: len(changed(best[0], one[0])))
     changes = changed(best[0], most[0])
     plain = _pair(best, most) if len(changes) > 1 else None
@@ -209,24 +205,15 @@ def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Swit
     for other in configurations:
         names = changed(best[0], other[0])
         if len(names) == 1:
+            was = [side[0].record.in_force.get(names[0]) for side in (best, other)]
             value, instead = (
-                titled(_text(side[0].record.in_force.get(names[0]))) for side in (best, other)
+                titled(("off", "on")[one] if isinstance(one, bool) else str(one)) for one in was
             )
             yield Switch(names[0], value, instead, _pair(best, other))
 
 
 def _pair(best: Repeats, other: Repeats) -> Pair:
     return Pair("as named", "optimised", "changed", best, other)
-
-
-def _worth(item: Switch) -> float:
-    return item.verdict.ratio if item.verdict else 0.0
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
 
 
 def _group_name(item: Member) -> str:
@@ -283,15 +270,12 @@ def _linked(side: Repeats) -> Markup:
 
 def worth(found: Sequence[Ablation]) -> Figures | None:
     """Return a chart of each switch's worth for each optimised configuration."""
-    return Figures.of(
-        (item.name, ratios(_switch_ratios(item), "optimised over changed, throughput", "option"))
+    axis = "optimised over changed, throughput"
+    rows = {
+        item.name: [row for one in item.switches if (row := ratio_row(one.label, one.pair))]
         for item in found
-    )
-
-
-def _switch_ratios(item: Ablation) -> pl.DataFrame:
-    found = (ratio_row(one.label, one.pair) for one in item.switches)
-    return pl.DataFrame([row for row in found if row], schema=RATIO_SCHEMA)
+    }
+    return Figures.of((name, ratios(each, axis, "option")) for name, each in rows.items())
 
 
 def ratio_row(label: str, pair: Pair) -> dict[str, Any] | None:
@@ -299,13 +283,13 @@ def ratio_row(label: str, pair: Pair) -> dict[str, Any] | None:
     verdict = pair.verdict
     if verdict is None:
         return None
-    ids = (", ".join(item.row["run_id"] for item in side) for side in (pair.a, pair.b))
-    sources = {item.row["source"] for item in (*pair.a, *pair.b)} - {"measured"}
+    ids = [", ".join(item.row["run_id"] for item in side) for side in (pair.a, pair.b)]
     return {
         "label": label,
-        **dict(zip(("run_id", "other_run_id"), ids, strict=True)),
+        "run_id": ids[0],
+        "other_run_id": ids[1],
         "kind": pair.kind,
-        "source": min(sources, default="measured"),
+        "source": pair.source or "measured",
         "change": verdict.ratio - 1,
         "change_low": verdict.low - 1,
         "change_high": verdict.high - 1,
@@ -318,12 +302,11 @@ def bars(found: Sequence[Ablation]) -> Figures | None:
     return Figures.of((item.name, against_baseline(_bar_rows(item))) for item in found)
 
 
-def _bar_rows(item: Ablation) -> pl.DataFrame:
+def _bar_rows(item: Ablation) -> list[dict[str, Any]]:
     changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
     rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
     rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one option changed") for one in changes]
-    rows.append(_bar(item.optimised, "optimised", "optimised"))
-    return pl.DataFrame(rows, schema=BAR_SCHEMA)
+    return [*rows, _bar(item.optimised, "optimised", "optimised")]
 
 
 def _bar(side: Repeats, label: str, step: str) -> dict[str, Any]:
@@ -352,24 +335,22 @@ def switches(found: Sequence[Ablation]) -> Fragment:
         for item in found
         for one in item.switches
     ]
-    if not rows:
-        return Fragment(Markup(""))
     columns = (
-        text("name", "Option"),
-        text("value", "Optimised"),
-        text("other", "Changed to"),
+        *(text("name", "Option"), text("value", "Optimised"), text("other", "Changed to")),
         Column("change", "Worth", _change, hint="optimised over changed, with its 95 % interval"),
         text("word", "Verdict", hint="on the optimised value"),
-        Column("what", "What ran", lambda row: row["what"], numeric=False, wide=True),
-        Column("run_id", "Run with the change", lambda row: run_link(row["run_id"]), numeric=False),
+        text("what", "What ran", wide=True),
+        text("run_id", "Run with the change", show=run_link),
     )
     return table(rows, columns, "switches")
 
 
-def _change(row: Row) -> Markup:
-    return Markup('{} <span class="range">{} to {}</span>').format(
-        change(row["change"]), change(row["change_low"]), change(row["change_high"])
-    )
+def _change(row: Row) -> Markup | str:
+    """Return a difference with its interval below it, if it has one."""
+    if row["change_low"] is None:
+        return change(row["change"])
+    ends = f"{change(row['change_low'])} to {change(row['change_high'])}"
+    return noted(change(row["change"]), ends)
 
 
 COMMIT_DIGITS = 12
@@ -445,9 +426,8 @@ def _verdict(pair: Pair) -> str:
     return f"{words} {verdict.advice}" if verdict.advice else words
 
 
-def _runs(side: Sequence[Member]) -> Markup:
-    names = join(run_link(item.row["run_id"]) for item in side)
-    return Markup("{}, {}").format(in_words(shared_row(side)), names)
+def _runs(side: Repeats) -> Markup:
+    return Markup("{}, {}").format(in_words(shared_row(side)), _linked(side))
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -455,17 +435,12 @@ def chart(found: Sequence[Pair]) -> Figures | None:
     groups: dict[str, list[Pair]] = {}
     for pair in found:
         groups.setdefault(sides(pair), []).append(pair)
-    words = "throughput per GPU of {} over {}"
-    axes = {name: words.format(same[0].name_a, same[0].name_b) for name, same in groups.items()}
-    return Figures.of(
-        (name, ratios(_ratio_rows(group), axes[name], "comparison"))
-        for name, group in groups.items()
-    )
-
-
-def _ratio_rows(group: Sequence[Pair]) -> pl.DataFrame:
-    rows = map(ratio_row, _labels(group), group)
-    return pl.DataFrame([row for row in rows if row], schema=RATIO_SCHEMA)
+    drawn: list[tuple[str, Figure | None]] = []
+    for name, same in groups.items():
+        axis = f"throughput per GPU of {same[0].name_a} over {same[0].name_b}"
+        rows = filter(None, map(ratio_row, _labels(same), same))
+        drawn.append((name, ratios([*rows], axis, "comparison")))
+    return Figures.of(drawn)
 
 
 def _labels(group: Sequence[Pair]) -> Iterator[str]:
@@ -478,8 +453,11 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     for pair, parts in zip(group, works, strict=True):
         ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
         names = dict.fromkeys(
-            f"{_name(shared_row(side))} · ".removeprefix(ranks).removesuffix(" · ")
+            f"{name} · ".removeprefix(ranks).removesuffix(" · ")
             for side in (pair.a, pair.b)
+            for name in [
+                str(shared_row(side)["name"]).partition(" [")[0]
+            ]  # the chart has the source
         )
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
@@ -494,29 +472,21 @@ def _work(row: Row) -> tuple[str, ...]:
     return model_title(row["model"]), precision_title(row["precision"]) or "", length, ranks
 
 
-def _name(row: Row) -> str:
-    """Return the configuration of a run without the mark of its source, which the chart shows."""
-    return str(row["name"]).partition(" [")[0]
-
-
 def differing(found: Sequence[Pair]) -> Fragment:
     """Return what differs between the sides of each pair, in addition to the GPU itself."""
-    rows = [
+    rows = (
         {**bases.named(pair), "name": one.name, "a": one.a, "b": one.b}
         for pair in found
         for one in pair.beside_the_gpu
-    ]
-    if not found:
-        return paragraphs("There are not two sides, so nothing can differ.")
-    if not rows:
-        return paragraphs("Nothing that the runs recorded differs between the sides.")
+    )
     columns = (
-        *(bases.COMPARED, text("kind", "Kind")),
-        Column("name", "What", lambda row: fact_words(row["name"]), numeric=False),
+        *(bases.COMPARED, text("kind", "Kind"), text("name", "What", show=fact_words)),
         Column("a", "First", lambda row: _value(row, "a"), numeric=False, wide=True),
         Column("b", "Second", lambda row: _value(row, "b"), numeric=False, wide=True),
     )
-    return table(rows[:MOST_DIFFERENCES], columns, "differences")
+    none = "Nothing that the runs recorded differs between the sides."
+    none = none if found else "There are not two sides, so nothing can differ."
+    return table(islice(rows, MOST_DIFFERENCES), columns, "differences", empty=none)
 
 
 def _value(row: Row, side: str) -> str:
@@ -539,25 +509,16 @@ def against_best(data: ReportData) -> Fragment:
                 "best_name": best.row["name"],
                 "word": verdict.word if verdict else "no interval",
                 "change": one.rate / best.rate - 1,
-                "low": verdict.low - 1 if verdict else None,
-                "high": verdict.high - 1 if verdict else None,
+                "change_low": verdict.low - 1 if verdict else None,
+                "change_high": verdict.high - 1 if verdict else None,
             })  # fmt: skip
-    if not rows:
-        return paragraphs("No group of comparable runs has two configurations.")
     columns = (
         Column("run_id", "Run", lambda row: run_links(row["runs"]), numeric=False),
         RAN,
-        Column("change", "Change", _behind, hint="rate over that of the fastest, less 1"),
+        Column("change", "Change", _change, hint="rate over that of the fastest, less 1"),
         verdict_column("word", "Verdict", hint="on the configuration, against the fastest"),
-        Column("best", "Fastest", lambda row: run_links(row["best"]), numeric=False),
-        Column("best_name", "Its configuration", lambda row: row["best_name"], numeric=False),
+        text("best", "Fastest", show=run_links),
+        text("best_name", "Its configuration"),
     )
-    return table(rows[:MOST_DIFFERENCES], columns, "against-fastest")
-
-
-def _behind(row: Row) -> Markup | str:
-    if row["low"] is None:
-        return change(row["change"])
-    return Markup('{} <span class="range">{} to {}</span>').format(
-        change(row["change"]), change(row["low"]), change(row["high"])
-    )
+    none = "No group of comparable runs has two configurations."
+    return table(rows[:MOST_DIFFERENCES], columns, "against-fastest", empty=none)

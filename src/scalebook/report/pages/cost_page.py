@@ -15,7 +15,7 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.report.base import comparisons
 from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
-from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, table, text
+from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, share, table, text
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -34,7 +34,7 @@ from scalebook.report.base.naming import (
     setting_words,
     units,
 )
-from scalebook.report.base.quantities import NONE, count, number, percent, quantity
+from scalebook.report.base.quantities import NONE, count, number, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
 from scalebook.report.charts.rate_charts import energy_bars
@@ -243,17 +243,15 @@ def shown(value: Interval | None) -> str:
 
 def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
     """Return at which price the two sides of each pair cost the same per token."""
-    rows = list(_break_even(found, stated))
-    if not rows:
-        return paragraphs("No two platforms did the same work, so there is no break-even price.")
     columns = (
         *(COMPARED, text("kind", "Kind")),
         Column("factor", "Second may cost", lambda row: shown(row["factor"]), "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
-        Column("reason", "Why not", lambda row: row["reason"] or NONE, numeric=False, wide=True),
+        text("reason", "Why not", wide=True),
     )
-    return table(rows, columns, "break-even")
+    none = "No two platforms did the same work, so there is no break-even price."
+    return table(_break_even(found, stated), columns, "break-even", empty=none)
 
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
@@ -266,9 +264,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         price = stated.of(row["platform"], "price_per_gpu_hour")
         yield {
             **comparisons.named(pair),
-            "source": next(
-                (i.row["source"] for i in (*pair.a, *pair.b) if i.row["source"] != "measured"), ""
-            ),
+            "source": pair.source,
             "factor": factor,
             "price": price,
             "even": replace(price * factor, estimate=price.middle / verdict.ratio)
@@ -332,10 +328,8 @@ def device_findings(data: ReportData) -> Fragment:
 def device_table(data: ReportData) -> Fragment:
     """Return what was read of the devices of each run with a throughput; nothing without any."""
     read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
-    runs = data.completed.filter(read)
-    if runs.is_empty():
-        return Fragment(Markup(""))
-    runs = runs.with_columns(millijoules=1e3 * pl.col("energy_joules_per_token"))
+    millijoules = 1e3 * pl.col("energy_joules_per_token")
+    runs = data.completed.filter(read).with_columns(millijoules=millijoules)
     columns = (
         *(RUN, RAN),
         plain("millijoules", "Energy", "mJ per token", hint="of all devices of the run"),
@@ -345,10 +339,7 @@ def device_table(data: ReportData) -> Fragment:
         plain("mean_clock_mhz", "Mean clock", "MHz", digits=4),
         plain("min_clock_mhz", "Lowest", "MHz", digits=4),
         plain("max_temperature_celsius", "Hottest", "°C"),
-        Column(
-            "gpu_busy_fraction", "Busy", lambda row: percent(row["gpu_busy_fraction"]),
-            hint="share of the time that a kernel ran: not MFU",
-        ),
+        share("gpu_busy_fraction", "Busy", "share of the time that a kernel ran: not MFU"),
         text("energy_method", "By"),
     )  # fmt: skip
     return table(runs.iter_rows(named=True), columns, "devices")

@@ -37,16 +37,12 @@ def throughput(data: ReportData) -> Figures | None:
 
 def memory(data: ReportData) -> Figures | None:
     """Return the peak memory of each run, those that did not complete too; by platform."""
-    return _by_platform(data, _memory_bars)
+    return _by_platform(data, lambda runs: _bars(runs, "peak_memory_gib", "GiB", ".2f"))
 
 
 def _by_platform(data: ReportData, draw: Callable[[pl.DataFrame], Figure | None]) -> Figures | None:
     groups = data.runs.group_by("platform", maintain_order=True)
     return Figures.of((platform_title(name), draw(runs)) for (name,), runs in groups)
-
-
-def _memory_bars(runs: pl.DataFrame) -> Figure | None:
-    return _bars(runs, "peak_memory_gib", "GiB", ".2f")
 
 
 def _rate_bars(runs: pl.DataFrame) -> Figure | None:
@@ -71,15 +67,11 @@ def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | 
 
 def curves(data: ReportData, field: str) -> Figures | None:
     """Return one chart per model of one field of the steps; None where no step has it."""
+    label = pl.col("label")  # without the model, which is the heading of a chart
     return Figures.of(
-        (model, _lines(data, runs.with_columns(_without(model)), field))
+        (model, _lines(data, runs.with_columns(label.str.strip_prefix(f"{model} · ")), field))
         for model, runs in _models(data)[:MAX_MODELS]
     )
-
-
-def _without(model: str) -> pl.Expr:
-    """Return the labels of a chart's runs without the model, which is its heading."""
-    return pl.col("label").str.strip_prefix(f"{model} · ")
 
 
 def _models(data: ReportData) -> list[tuple[str, pl.DataFrame]]:
@@ -94,9 +86,8 @@ def chosen(runs: pl.DataFrame) -> pl.DataFrame:
     done = pl.col("status") == "completed"
     broken = runs.filter(~done).head(max(MAX_BROKEN, MAX_RUNS - runs.filter(done).height))
     room = MAX_RUNS - min(broken.height, MAX_RUNS)
-    place = (
-        pl.int_range(pl.len()).over("group").rank("ordinal")
-    )  # every group's first, then seconds
+    # every group's first, then seconds
+    place = pl.int_range(pl.len()).over("group").rank("ordinal")
     return pl.concat([runs.filter(done).filter(place <= room), broken])
 
 
@@ -110,7 +101,9 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
     )
     steps = steps.join(windows, on="run_id", how="left", maintain_order="left")
     inside = pl.col("step").is_between("first", "last").fill_null(value=False)
-    lines = steps.with_columns(value=field, steady=inside).select(*charts.LINES)
+    lines = steps.select(
+        *("run_id", "label", "source", "status", "phase", "step"), value=field, steady=inside
+    )
     lacking = with_field.height - shown.height
     cut = f"{shown.height} of {with_field.height} runs" if lacking else None
     return charts.steady_lines(lines, TITLES[field], cut)

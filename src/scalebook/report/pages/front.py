@@ -42,7 +42,7 @@ from scalebook.report.base.naming import (
     units,
     with_options,
 )
-from scalebook.report.base.quantities import count, interval, percent, quantity
+from scalebook.report.base.quantities import count, interval, listed, percent, quantity
 from scalebook.report.base.versus import Configuration, best_of, configurations, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
@@ -116,8 +116,12 @@ class Front:
     @cached_property
     def predicted(self) -> tuple[Candidate | None, ...]:
         """The layout that is predicted to beat the best of each entry of ``best``."""
-        pairs = zip(self.best, self.foreseen, strict=True)
-        return tuple(one if one and _beats(one, ones[0]) else None for ones, one in pairs)
+        return tuple(
+            one
+            if one and _layout(one) != split_name(ones[0].row) and one.prediction.low > ones[0].rate
+            else None
+            for ones, one in zip(self.best, self.foreseen, strict=True)
+        )
 
     @cached_property
     def foreseen(self) -> tuple[Candidate | None, ...]:
@@ -192,11 +196,10 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
     """Return what a platform reaches with a model: ``H200 trains ... at 10,982 ± 92 ...``."""
     row = ones[0].row
     parts = [
-        Markup("{} in {}").format(
-            linked(one, _with_ends(one, None if place == 0 else "")),
-            precision_title(one.row["precision"]),
-        )
+        Markup("{} in {}").format(linked(one, text), precision_title(one.row["precision"]))
         for place, one in enumerate(ones)
+        for value, _, ends in [rate(one, None if place == 0 else "").partition("(")]
+        for text in [Markup("{} <small>({}</small>").format(value.strip(), ends) if ends else value]
     ]
     if row["mfu"]:
         parts[0] += Markup(" <small>({} MFU)</small>").format(percent(row["mfu"]))
@@ -204,12 +207,6 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
     source = "" if row["source"] == "measured" else f" [{row['source']}]"
     title = platform_title(row["platform"])
     return words.format(title, source, model_title(row["model"]), join(parts, " and "))
-
-
-def _with_ends(one: Configuration, unit: str | None) -> Markup:
-    """Return a rate with its interval in small print."""
-    value, _, ends = rate(one, unit).partition("(")
-    return Markup("{} <small>({}</small>").format(value.strip(), ends) if ends else Markup(value)
 
 
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
@@ -234,7 +231,7 @@ def _comparable(front: Front) -> Iterator[Markup]:
         yield known
     else:
         words = "{} have no equal work with an interval ({}), so they cannot be compared yet."
-        yield Markup(words).format(_and(sorted(map(platform_title, platforms))), _lengths(front))
+        yield Markup(words).format(listed(sorted(map(platform_title, platforms))), _lengths(front))
 
 
 def _ingested(front: Front) -> Iterator[Markup]:
@@ -254,14 +251,9 @@ def _lengths(front: Front) -> str:
     for item in front.chosen:
         found.setdefault(side_name(item.row), set()).add(item.row["sequence_length"])
     return "; ".join(
-        f"{platform_title(name)}: sequence {_and([f'{one:,}' for one in sorted(lengths)])}"
+        f"{platform_title(name)}: sequence {listed([f'{one:,}' for one in sorted(lengths)])}"
         for name, lengths in sorted(found.items())
     )
-
-
-def _and(words: Sequence[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 Block = tuple[str, str, list[Markup]]  # key, title, sentences
@@ -478,11 +470,6 @@ def _foreseen(front: Front, row: Row) -> Candidate | None:
     return sure[0] if sure and sure[0].prediction.basis.runs else None
 
 
-def _beats(found: Candidate, best: Configuration) -> bool:
-    """Return whether another layout is predicted to be faster than a run, for sure."""
-    return _layout(found) != split_name(best.row) and found.prediction.low > best.rate
-
-
 def _groups(front: Front) -> list[list[Row]]:
     """Return the runs by model and length: the most used model first, then its bests."""
     best = [one.row["run_id"] for ones in front.best for one in ones]
@@ -561,7 +548,7 @@ def _drawn(
     fit into a line; the note has the others.
     """
     several = len({side_name(one.row) for one in ones}) > 1
-    parts = [[_label(one.row, several), *_details(one.row)] for one in ones]
+    parts = [_parts(one.row, several) for one in ones]
     made: list[Dot] = []
     for one, own, least in zip(ones, parts, apart(parts), strict=True):
         mfu = [percent(one.row["mfu"])] if one.row["mfu"] else []
@@ -576,17 +563,16 @@ def _drawn(
     return made
 
 
-def _details(row: Row) -> list[str]:
-    """Return what the name of a configuration says in addition to its layout, in short."""
-    rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
-    return [brief(text) for text in rest if text]
+def _parts(row: Row, several: bool) -> list[str]:
+    """Return the layout of a row, and what else the name of its configuration says, in short.
 
-
-def _label(row: Row, several: bool) -> str:
-    """Return the layout of a row, with its platform where its group has several."""
+    The layout has its platform where its group has several.
+    """
     precision = precision_title(row["precision"])
     platform = f"{platform_title(side_name(row))} " if several else ""
-    return f"{platform}{split_name(row)}" + ("" if precision == "BF16" else f", {precision}")
+    label = f"{platform}{split_name(row)}" + ("" if precision == "BF16" else f", {precision}")
+    rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
+    return [label, *(brief(text) for text in rest if text)]
 
 
 def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Dot]) -> list[Dot]:
@@ -620,7 +606,14 @@ def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
         ranked.append((turns[kind], CARDS.index(kind), item))
         turns[kind] += 1
     known = [item for *_, item in sorted(ranked, key=lambda one: one[:2])]
-    cards = Markup("").join(_card(place, one) for place, one in known[:MOST_CARDS])
+    card = Markup(
+        '<article class="sb-card" data-answer="{}"><small>{}</small>'
+        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
+    )
+    cards = Markup("").join(
+        card.format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, one.chart)
+        for place, one in known[:MOST_CARDS]
+    )
     rest = len(asked) - min(len(known), MOST_CARDS)
     more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
         f"All {len(asked)} studies, with their runs"
@@ -628,11 +621,3 @@ def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
         else "Every study with its runs"
     )
     return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
-
-
-def _card(place: int, one: Study) -> Markup:
-    chart = one.answer.chart if one.answer else Markup("")
-    return Markup(
-        '<article class="sb-card" data-answer="{}"><small>{}</small>'
-        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
-    ).format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, chart)

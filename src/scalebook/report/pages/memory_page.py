@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from scalebook.report.base.markup import (
     Markup,
     bullets,
     join,
+    opened,
     paragraphs,
     run_link,
     run_links,
@@ -33,21 +35,23 @@ from scalebook.report.base.naming import (
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import memory_charts as charts
-from scalebook.report.charts.memory_charts import KINDS, MAP, feasibility_map
+from scalebook.report.charts.memory_charts import KINDS, feasibility_map
 
 Row = Mapping[str, Any]
 
 
-def compared(data: ReportData) -> pl.DataFrame:
+def compared(data: ReportData, statuses: Sequence[str] = ()) -> pl.DataFrame:
     """Return the runs that have a measured peak and a prediction (GiB of the fullest rank)."""
     found: list[dict[str, Any]] = []
     for row in data.runs.iter_rows(named=True):
         predicted = _total(data, row)
         peak = row["peak_memory_gib"]
-        if predicted and peak is not None:
-            facts = {"predicted_gib": predicted, "difference_gib": peak - predicted}
-            found.append({**row, **facts, "ending": tables.status_words(row["status"])})
-    return pl.DataFrame(found, schema=charts.COMPARED | {"status": pl.String})
+        if predicted and peak is not None and (not statuses or row["status"] in statuses):
+            facts = {name: row[name] for name in ("run_id", "label", "platform", "model", "source")}
+            facts |= {"peak_memory_gib": peak, "ending": tables.status_words(row["status"])}
+            more = {"predicted_gib": predicted, "difference_gib": peak - predicted}
+            found.append(facts | more)
+    return pl.DataFrame(found, infer_schema_length=None)
 
 
 def speed_and_memory(data: ReportData) -> Figures | None:
@@ -75,8 +79,7 @@ def unbeaten(runs: pl.DataFrame) -> list[str]:
 
 
 def _total(data: ReportData, row: Row) -> float | None:
-    parts = _parts(data, row)
-    return parts["total"] if parts else None
+    return (_parts(data, row) or {}).get("total")
 
 
 def _parts(data: ReportData, row: Row) -> Mapping[str, float] | None:
@@ -86,7 +89,7 @@ def _parts(data: ReportData, row: Row) -> Mapping[str, float] | None:
 
 def scatter(data: ReportData) -> Figure | None:
     """Return measured over predicted memory; None where no run has both."""
-    return charts.predicted_against_measured(compared(data).select(*charts.COMPARED))
+    return charts.predicted_against_measured(compared(data))
 
 
 def bars(data: ReportData) -> Figures | None:
@@ -96,18 +99,17 @@ def bars(data: ReportData) -> Figures | None:
         parts = _parts(data, row) or {}
         facts = {name: row[name] for name in ("run_id", "label", "platform", "source")}
         facts |= {"total_gib": parts.get("total"), "peak_memory_gib": row["peak_memory_gib"]}
-        facts["capacity_gib"] = _capacity(row)
+        facts["capacity_gib"] = capacity(row["accelerator"])
         for place, part in enumerate(charts.PART_NAMES):
             if part in parts:
                 found.append(facts | {"part": part, "gib": parts[part], "place": place})
-    return charts.parts(pl.DataFrame(found, schema=charts.PARTS))
+    return charts.parts(pl.DataFrame(found, infer_schema_length=None))
 
 
-def _capacity(row: Row) -> float | None:
-    """Return the memory of the device that ran, in GB as sold: GiB within 1 %; or None."""
-    name = row["accelerator"]
+def capacity(accelerator: str | None) -> float | None:
+    """Return the memory of a device, in GB as sold: GiB within 1 %; or None."""
     try:
-        device = catalog.accelerator_for_device(name) if name else None
+        device = catalog.accelerator_for_device(accelerator or "")
     except CatalogError:
         return None
     return device.memory_gb if device else None
@@ -121,16 +123,14 @@ def parts_table(data: ReportData) -> Fragment:
         if parts is not None:
             difference = None if peak is None else peak - parts["total"]
             share = None if difference is None else difference / parts["total"]
-            more = {"difference": difference, "share": share, "capacity": _capacity(row)}
-            found.append({**row, **parts, **more})
-    if not found:
-        return Fragment(Markup(""))
+            more = {"difference": difference, "share": share}
+            found.append({**row, **parts, **more, "capacity": capacity(row["accelerator"])})
     columns = (
         *(tables.RUN, tables.STATUS, tables.RAN),
         tables.plain("total", "Predicted", "GiB"),
         tables.plain("peak_memory_gib", "Measured peak", "GiB"),
-        tables.Column("difference", "Difference", lambda row: _signed(row["difference"]), "GiB"),
-        tables.Column("share", "Of the prediction", lambda row: percent(row["share"], 2)),
+        tables.Column("difference", "Difference", _signed, "GiB"),
+        tables.share("share", "Of the prediction", digits=2),
         tables.plain("capacity", "Device, as sold", "GB"),
         *(tables.plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
         tables.plain("micro_batch_size", "Micro batch"),
@@ -139,7 +139,8 @@ def parts_table(data: ReportData) -> Fragment:
     return tables.table(found, columns, "memory")
 
 
-def _signed(value: float | None) -> str:
+def _signed(row: Row) -> str:
+    value = row["difference"]
     return number(value) if value is None or value <= 0 else f"+{number(value)}"
 
 
@@ -151,9 +152,10 @@ def findings(data: ReportData) -> Fragment:
 def _agreement(data: ReportData) -> Iterator[Markup]:
     """Yield, by platform and source, the spread of the differences of completed runs."""
     # a rate that is void leaves the peak of the memory true
-    done = compared(data).filter(pl.col("ending").is_in(("completed", "void")))
+    done = compared(data, ("completed", "void"))
     if done.is_empty():
         yield Markup("No completed run has both a measured peak and a prediction.")
+        return
     for (platform, source), runs in done.group_by("platform", "source", maintain_order=True):
         shares = (runs["difference_gib"] / runs["predicted_gib"]).to_list()
         above = sum(share > 0 for share in shares)
@@ -179,21 +181,19 @@ def _agreement(data: ReportData) -> Iterator[Markup]:
 def _ran_out(data: ReportData) -> Iterator[Markup]:
     """Yield what the prediction said of runs that ran out of memory, one sentence per verdict."""
     broke = data.runs.filter(pl.col("status") == "out_of_memory", pl.col("source") != "inferred")
-    found: dict[str, list[Row]] = {"less": [], "more": [], "unknown": []}
-    for row in broke.iter_rows(named=True):
-        predicted, capacity = _total(data, row), _capacity(row)
-        if predicted is None or capacity is None:
-            found["unknown"].append(row)
-        else:
-            found["more" if predicted > capacity else "less"].append(row)
-    verdicts = {
-        "less": (
-            "ran out of memory although the prediction was below the device's memory. It "
-            "leaves out collectives, fragmentation and what older versions of the trainer held"
-        ),
-        "more": "ran out of memory, as predicted",
-        "unknown": "ran out of memory without a prediction",
+    verdicts: dict[bool | None, str] = {  # whether the prediction was above the device's memory
+        False: "ran out of memory although the prediction was below the device's memory. It "
+        "leaves out collectives, fragmentation and what older versions of the trainer held",
+        True: "ran out of memory, as predicted",
+        None: "ran out of memory without a prediction",
     }
+    found: dict[bool | None, list[Row]] = {verdict: [] for verdict in verdicts}
+    for row in broke.iter_rows(named=True):
+        predicted, room = _total(data, row), capacity(row["accelerator"])
+        if predicted is None or room is None:
+            found[None].append(row)
+        else:
+            found[predicted > room].append(row)
     for verdict, rows in found.items():
         if rows:
             told = join((_run_out(data, row) for row in rows[:MOST_NAMED]), "; ")
@@ -206,9 +206,9 @@ def _run_out(data: ReportData, row: Row) -> Markup:
     """Return a run that ran out of memory: what ran, what was predicted, what the device has."""
     batch = f", micro batch {number(row['micro_batch_size'])}"
     named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
-    predicted, capacity = _total(data, row), _capacity(row)
+    predicted, room = _total(data, row), capacity(row["accelerator"])
     told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
-    has = f" of {quantity(capacity, 'GB')}" if told and capacity is not None else ""
+    has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
     return Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
 
 
@@ -255,7 +255,7 @@ def _places(cells: pl.DataFrame) -> pl.DataFrame:
     for row in cells.iter_rows(named=True):
         found.setdefault((_row_name(row), row["micro_batch_size"]), []).append(row)
     made = (_place(name, micro, same) for (name, micro), same in found.items())
-    return pl.DataFrame(list(made), schema=MAP)
+    return pl.DataFrame(list(made), infer_schema_length=None)
 
 
 def _row_name(cell: Row) -> str:
@@ -317,10 +317,10 @@ def frontier(places: pl.DataFrame) -> pl.DataFrame:
 
 def figures(data: ReportData) -> Figures | None:
     """Return the maps that have two places or more; None where there is none."""
-    several = [(first, places) for first, places in maps(data) if places.height > 1]
+    several = ((first, places) for first, places in maps(data) if places.height > 1)
     return Figures.of(
         (_title(first), feasibility_map(places, frontier(places)))
-        for first, places in several[:MOST_MAPS]
+        for first, places in islice(several, MOST_MAPS)
     )
 
 
@@ -337,15 +337,14 @@ def _title(cell: Row) -> str:
     ]
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
-    capacity = cell["capacity_gib"]
-    return ", ".join(parts) + (f"; {number(capacity)} GB per device" if capacity else "")
+    room = cell["capacity_gib"]
+    return ", ".join(parts) + (f"; {number(room)} GB per device" if room else "")
 
 
 def map_findings(data: ReportData) -> Fragment:
     """Return what the maps know, and from where, a sentence a map with a verdict that differs."""
-    if data.feasibility.is_empty():
-        return paragraphs("No run shows whether its configuration fits, so there is no map.")
-    return bullets(_sentences(data))
+    none = "No run shows whether its configuration fits, so there is no map."
+    return bullets(_sentences(data), empty=none)
 
 
 def _sentences(data: ReportData) -> Iterator[Markup]:
@@ -365,24 +364,15 @@ def _sentences(data: ReportData) -> Iterator[Markup]:
 def _out(out: pl.DataFrame) -> Markup:
     if out.is_empty():
         return Markup(" None runs out of memory.")
-    named = (f"{row['row']} at micro batch {row['micro']}" for row in out.iter_rows(named=True))
-    some, more = list(named), ""
-    if len(some) > 4:
-        some, more = some[:4], f" and {len(some) - 4} more"
-    return Markup(" Memory runs out at {}{}.").format(join(some, "; "), more)
-
-
-def _why(row: Row) -> Markup | str:
-    if not row["reason"]:
-        return NONE
-    return Markup("<details><summary>show</summary>{}</details>").format(titled(row["reason"]))
+    cells = out.head(MOST_NAMED).iter_rows(named=True)
+    named = (f"{row['row']} at micro batch {row['micro']}" for row in cells)
+    more = f" and {out.height - MOST_NAMED} more" if out.height > MOST_NAMED else ""
+    return Markup(" Memory runs out at {}{}.").format(join(named, "; "), more)
 
 
 def cells_table(data: ReportData) -> Fragment:
     """Return every cell of every map, with what it rests on."""
     cells = data.feasibility
-    if cells.is_empty():
-        return Fragment(Markup(""))
     columns = (
         *(tables.MODEL, tables.PLATFORM, tables.PRECISION, tables.WORLD),
         tables.plain("sequence_length", "Sequence", "tokens", digits=6),
@@ -397,7 +387,7 @@ def cells_table(data: ReportData) -> Fragment:
         tables.plain("predicted_gib", "Predicted", "GiB"),
         tables.plain("capacity_gib", "Device, as sold", "GB"),
         tables.Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
-        tables.Column("reason", "Why", _why, numeric=False),
+        tables.text("reason", "Why", show=lambda why: opened("show", titled(why)) if why else None),
     )
     rows = (
         {**row, "word": _WORDS[row["verdict"]]}

@@ -8,8 +8,6 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.errors import CatalogError
-from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
@@ -21,6 +19,7 @@ from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
+from scalebook.report.pages.memory_page import capacity
 from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
@@ -69,7 +68,7 @@ def field(data: ReportData) -> pl.DataFrame:
     real = on_gpus.filter(~pl.col("model").str.starts_with(TINY))  # than those made for a CPU
     shown = next((some for some in (real, on_gpus) if not some.is_empty()), runs)
     names = shown["accelerator"].unique().to_list()
-    sizes = {name: size for name in names if (size := _capacity(name)) is not None}
+    sizes = {name: size for name in names if (size := capacity(name)) is not None}
     return shown.with_columns(
         total_tflops=pl.col("model_tflops_per_second_per_gpu") * pl.col("world_size"),
         tokens_per_day=pl.col("tokens_per_second") * SECONDS_PER_DAY / 1e9,
@@ -78,14 +77,6 @@ def field(data: ReportData) -> pl.DataFrame:
             sizes, default=None, return_dtype=pl.Float64
         ),
     )
-
-
-def _capacity(accelerator: str | None) -> float | None:
-    try:
-        device = catalog.accelerator_for_device(accelerator) if accelerator else None
-    except CatalogError:
-        return None
-    return device.memory_gb if device else None
 
 
 def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
@@ -153,8 +144,6 @@ def spread(data: ReportData) -> Figure | None:
 def best_table(data: ReportData) -> Fragment:
     """Return the best configuration of each group with all its numbers."""
     runs = _by_use(best(data), data)
-    if runs.is_empty():
-        return Fragment(Markup(""))
     columns = (
         *tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.STEP, tables.TOKENS,
         tables.plain("micro_batch_size", "Micro batch"),

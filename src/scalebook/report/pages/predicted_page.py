@@ -18,7 +18,7 @@ from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, table, text
+from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, share, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import precision_title, titled
 from scalebook.report.base.quantities import count, number, percent
@@ -66,21 +66,25 @@ def peaks(probe: Probe) -> Mapping[str, float]:
 def overview(probes: tuple[Probe, ...], data: ReportData) -> Fragment:
     """Return what each probe found, and which probes did not complete or cannot be read."""
     found, problems = read_probes(data.folder)
-    sentences = [*(sentence for probe in probes for sentence in _sentences(probe))]
+    sentences = [sentence for probe in probes for sentence in _sentences(probe)]
     sentences += [
         Markup("Probe <code>{}</code>: {}. {}.").format(item.probe_id, item.status, item.reason)
         for item in found
         if item.status != "completed"
     ]
-    sentences += [Markup("{}").format(problem) for problem in problems]
-    return bullets(sentences) if sentences else paragraphs(NONE)
+    return bullets([*sentences, *problems], empty=NONE)
 
 
 def _sentences(probe: Probe) -> Iterator[Markup]:
     dense = peaks(probe)
     rates = probe.ceilings.matmul_tflops if probe.ceilings else {}
     if rates:
-        found = (_best(precision, rate, dense) for precision, rate in rates.items())
+        shares = {name: f" ({percent(rates[name] / peak)} of the dense peak)"
+                  for name, peak in dense.items() if name in rates}  # fmt: skip
+        found = (
+            f"{number(rate)} TFLOP/s in {precision_title(name)}{shares.get(name, '')}"
+            for name, rate in rates.items()
+        )
         words = "<strong>{}</strong>: the fastest matrix products reach {}."
         yield Markup(words).format(name(probe), join(found))
     for row in probe.sustained:
@@ -96,19 +100,14 @@ def _sentences(probe: Probe) -> Iterator[Markup]:
         )
 
 
-def _best(precision: str, rate: float, dense: Mapping[str, float]) -> str:
-    of = f" ({percent(rate / dense[precision])} of the dense peak)" if precision in dense else ""
-    return f"{number(rate)} TFLOP/s in {precision_title(precision)}{of}"
-
-
 def sweep(probes: tuple[Probe, ...]) -> Figures | Fragment:
     """Return a chart of square products by size for each probe."""
-    parts = ((name(probe), products(_squares(probe), peaks(probe))) for probe in probes)
+    squares = ([row for row in probe.sweep if row.m == row.n == row.k] for probe in probes)
+    parts = (
+        (name(probe), products(rows, peaks(probe)))
+        for probe, rows in zip(probes, squares, strict=True)
+    )
     return Figures.of(parts) or paragraphs(NOTHING)
-
-
-def _squares(probe: Probe) -> tuple[Any, ...]:
-    return tuple(row for row in probe.sweep if row.m == row.n == row.k)
 
 
 def sustained(probes: tuple[Probe, ...]) -> Figures | Fragment:
@@ -122,7 +121,7 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
     parts = (
         (
             f"{name(probe)}, groups of {size}",
-            bus(tuple(row for row in probe.collectives if row.group_size == size)),
+            bus([row for row in probe.collectives if row.group_size == size]),
         )
         for probe in probes
         for size in sorted({row.group_size for row in probe.collectives})
@@ -133,17 +132,19 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
 def summary(probes: tuple[Probe, ...]) -> Fragment:
     """Return the best rate of each kind, a row a rate."""
     rows = [
-        {"probe": name(probe), "what": _what(what), "rate": rate, "unit": unit}
+        # products of Llama 3.1 8B, TP1, BF16
+        {
+            "probe": name(probe),
+            "what": titled(what.replace("/tp", ", TP").replace("/", ", ")),
+            "rate": rate,
+            "unit": unit,
+        }
         for probe in probes
         for what, rate, unit in lines(probe)
     ]
     columns = (text("what", "What"), plain("rate", "Rate"))
-    return _table(rows, (*columns, text("unit", "Unit"), *_machine(probes)), "probe")
-
-
-def _what(text: str) -> str:
-    """Return what was measured in words: ``products of Llama 3.1 8B, TP1, BF16``."""
-    return titled(text.replace("/tp", ", TP").replace("/", ", "))
+    columns = (*columns, text("unit", "Unit"), *_machine(probes))
+    return table(rows, columns, "probe", empty=NOTHING)
 
 
 # How a layer's product is called, and what a pass computes with it.
@@ -165,10 +166,10 @@ def layers(probes: tuple[Probe, ...]) -> Fragment:
         *(plain("m", "Rows"), plain("n", "Columns"), plain("k", "Depth")),
         plain("tflops", "Median", "TFLOP/s"),
         plain("tflops_best", "Best", "TFLOP/s"),
-        Column("of_peak", "Of peak", lambda row: percent(row["of_peak"])),
+        share("of_peak", "Of peak"),
         *_machine(probes),
     )
-    return _table(rows, columns, "probe-layers")
+    return table(rows, columns, "probe-layers", empty=NOTHING)
 
 
 def _layer(probe: Probe, row: Any) -> dict[str, Any]:
@@ -188,21 +189,16 @@ def links(probes: tuple[Probe, ...]) -> Fragment:
         for device, cells in zip(probe.topology.devices, probe.topology.links, strict=False)
     ]
     columns = (text("device", "Device"), text("links", "To each device"))
-    return _table(rows, (*columns, *_machine(probes)), "probe-links")
+    return table(rows, (*columns, *_machine(probes)), "probe-links", empty=NOTHING)
 
 
 def missing(probes: tuple[Probe, ...]) -> Fragment:
     """Return what was not measured, and why."""
-    sentences = [
+    return bullets(
         Markup("<strong>{}</strong>: {}").format(name(probe), titled(sentence))
         for probe in probes
         for sentence in left_out(probe)
-    ]
-    return bullets(sentences) if sentences else Fragment(Markup(""))
-
-
-def _table(rows: list[dict[str, Any]], columns: tuple[Column, ...], title: str) -> Fragment:
-    return table(rows, columns, title) if rows else paragraphs(NOTHING)
+    )
 
 
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
@@ -347,19 +343,14 @@ def _family(one: Compared) -> str:
 def errors(ones: Sequence[Compared]) -> Figure | None:
     """Return the error of each configuration, a row per kind of layout."""
     values = [{**_values(one), "error": one.error, "family": _family(one)} for one in ones]
-    return charts.errors(pl.DataFrame(values, charts.ERRORS), [*_families(ones)])
+    return charts.errors(values, [*_families(ones)])
 
 
 def rates(ones: Sequence[Compared]) -> Figure | None:
     """Return measured rates next to predicted ones, the largest misses first."""
-    values = [
-        {
-            **_values(one),
-            **{name: getattr(one, name) for name in ("measured", "predicted", "low", "high")},
-        }
-        for one in ones[:SHOWN]
-    ]
-    return charts.rates(pl.DataFrame(values, charts.RATES), len(ones))
+    names = ("measured", "predicted", "low", "high")
+    values = [_values(one) | {name: getattr(one, name) for name in names} for one in ones[:SHOWN]]
+    return charts.rates(values, len(ones))
 
 
 def parts(ones: Sequence[Compared]) -> Figure | None:
@@ -369,17 +360,15 @@ def parts(ones: Sequence[Compared]) -> Figure | None:
         for one in ones[:SHOWN]
         for place, (name, share) in enumerate(one.parts.items())
     ]
-    return charts.parts(pl.DataFrame(values, charts.PARTS), (*PARTS, OTHER))
+    return charts.parts(values, (*PARTS, OTHER))
 
 
 def _values(one: Compared) -> dict[str, str]:
     return {"run_id": one.run_ids[0], "label": one.label, "platform": one.platform}
 
 
-def families(ones: Sequence[Compared]) -> Fragment | None:
+def families(ones: Sequence[Compared]) -> Fragment:
     """Return the errors by kind of layout as a table."""
-    if not ones:
-        return None
     rows = [
         {
             "family": name,

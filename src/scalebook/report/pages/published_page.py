@@ -33,7 +33,6 @@ from scalebook.report.base.html_tables import (
     PRECISION,
     Column,
     Row,
-    Show,
     plain,
     table,
     text,
@@ -48,13 +47,17 @@ from scalebook.report.base.markup import (
     run_links,
     to_copy,
 )
-from scalebook.report.base.naming import convention_title, model_title, titled
+from scalebook.report.base.naming import convention_title, is_whole, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import CLAIMS
 from scalebook.report.charts.figure import Figure
-from scalebook.report.charts.rate_charts import PUBLISHED, published_field
+from scalebook.report.charts.rate_charts import published_field
 
 _PEAKS = {"BF16": "bf16", "BF16/FP16": "bf16", "FP16": "fp16", "FP16/BF16": "fp16"}
+_DRAWN = (
+    "run_id", "source", "model", "accelerator", "world_size", "sequence_length", "precision",
+    "family", "tflops", "where",
+)  # fmt: skip
 _FAMILIES = (("NVFP4", "4 bit"), ("FP8", "8 bit"), ("MXFP8", "8 bit"), ("INT8", "8 bit"))
 
 
@@ -182,7 +185,7 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
 
 def whole(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return the rows of whole models, without those of the first layers of one."""
-    return tuple(row for row in rows if "@" not in str(row["model"]))
+    return tuple(filter(is_whole, rows))
 
 
 def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
@@ -237,48 +240,41 @@ def best_by_precision(row: Row) -> dict[str, float]:
 
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     """Return every result of a whole model on one axis, a row an accelerator."""
-    every = (*others, *whole(ours))
-    rows = [{**row, "ours": row["source"] != "published"} for row in every]
-    kept = [
-        {name: row.get(name) for name in PUBLISHED} for row in rows if row["tflops"] is not None
+    rows = [
+        {name: row[name] for name in _DRAWN} | {"ours": row["source"] != "published"}
+        for row in (*others, *whole(ours))
+        if row["tflops"] is not None
     ]
-    return published_field(pl.DataFrame(kept, schema=PUBLISHED), DEFAULT_CONVENTION)
-
-
-def _convention(name: str | None) -> str:
-    return convention_title(name) if name else NONE
+    data = pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    return published_field(data, DEFAULT_CONVENTION)
 
 
 def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     """Return the table of all comparable results, ours first."""
+
+    def mfu(row: Row) -> Markup:
+        why = Markup('<span title="{}">{}</span>')
+        return why.format(row.get("mfu_reason") or "", percent(row["mfu"]))
+
     rows = [row for row in (*ours, *others) if row["tflops"] is not None]
-    if not rows:
-        return paragraphs("No result has a rate under one convention.")
-    rows.sort(key=_place)
+    rows.sort(
+        key=lambda row: (
+            row["source"] == "published", str(row["model"]), str(row["accelerator"]), -row["tflops"]
+        )
+    )  # fmt: skip
     columns = (
         *(Column("run_id", "Result", _name, numeric=False), MODEL),
-        *(text("accelerator", "Accelerator"), Column("world_size", "GPUs", _whole("world_size"))),
-        *(Column("sequence_length", "Sequence", _whole("sequence_length")),),
-        PRECISION,
-        Column("rate", "Throughput", lambda row: number(row["rate"]), "tokens/s per GPU"),
-        Column("claimed", "Claimed", lambda row: number(row.get("claimed")), "TFLOP/s per GPU"),
-        Column("convention", "By", lambda row: _convention(row.get("convention")), numeric=False),
-        Column("tflops", "One convention", lambda row: number(row["tflops"]), "TFLOP/s per GPU"),
-        Column("factor", "Claimed over it", lambda row: number(row.get("factor"))),
-        Column("mfu", "MFU", _mfu, hint="over the dense peak; hover for the reason if empty"),
+        *(text("accelerator", "Accelerator"), plain("world_size", "GPUs")),
+        *(plain("sequence_length", "Sequence"), PRECISION),
+        plain("rate", "Throughput", "tokens/s per GPU"),
+        plain("claimed", "Claimed", "TFLOP/s per GPU"),
+        text("convention", "By", show=convention_title),
+        plain("tflops", "One convention", "TFLOP/s per GPU"),
+        plain("factor", "Claimed over it"),
+        Column("mfu", "MFU", mfu, hint="over the dense peak; hover for the reason if empty"),
         Column("where", "Source", _source, numeric=False, wide=True),
     )
-    return table(rows, columns, "published")
-
-
-def _place(row: Row) -> tuple[Any, ...]:
-    """Return where a row stands: ours first, then by model and device, the fastest first."""
-    ours = row["source"] != "published"
-    return not ours, str(row["model"]), str(row["accelerator"]), -row["tflops"]
-
-
-def _whole(key: str) -> Show:
-    return lambda row: number(row.get(key))
+    return table(rows, columns, "published", empty="No result has a rate under one convention.")
 
 
 def _name(row: Row) -> Markup:
@@ -286,12 +282,6 @@ def _name(row: Row) -> Markup:
         return Markup('<span class="badge source">published</span> {}').format(row["id"])
     mark = "ours" if row["source"] == "measured" else f"ours, {row['source']}"
     return Markup("<strong>{}</strong> {}").format(mark, run_link(row["run_id"]))
-
-
-def _mfu(row: Row) -> Markup:
-    return Markup('<span title="{}">{}</span>').format(
-        row.get("mfu_reason") or "", percent(row["mfu"])
-    )
 
 
 def _source(row: Row) -> Markup:
@@ -366,53 +356,38 @@ def _sentence(one: Audit) -> Markup:
 
 def verdicts(found: Sequence[Audit]) -> Fragment:
     """Return the claims of each source by verdict."""
-    if not found:
-        return paragraphs("No file of claims could be read.")
     rows: list[dict[str, Any]] = [{"title": one.claims.title, **one.counts()} for one in found]
     if len(rows) > 1:
         every = count_claims(tuple(check for one in found for check in one.checks))
         rows.append({"title": "all sources", **every})
     columns = (
-        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
+        text("title", "Source", wide=True),
         *(plain(name, name.capitalize()) for name in ORDER),
     )
-    return table(rows, columns, "claims")
+    return table(rows, columns, "claims", empty="No file of claims could be read.")
 
 
 def contradictions(found: Sequence[Audit]) -> Fragment:
     """Return every claim that contradicts or cannot be, with the computed value."""
-    rows = list(_wrong(found))
-    if not rows:
-        return paragraphs("No claim contradicts another number, the catalog or a limit.")
+    rows = [_row(one, check) for one in found for check in one.checks if check.verdict in WRONG]
     columns = (
-        Column("label", "Claim", _claim, numeric=False, wide=True),
+        text("claim", "Claim", wide=True),
         *(text("field", "Quantity"), text("stated", "Stated")),
         Column("expected", "Computed", _expected, hint="in the unit of the claim"),
         text("verdict", "Verdict"),
-        Column("why", "How", lambda row: row["why"], numeric=False, prose=True),
+        text("why", "How", prose=True),
     )
+    none = "No claim contradicts another number, the catalog or a limit."
     cut = f"The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
-    shown = table(rows[:MOST_ROWS], columns, "contradictions")
+    shown = table(rows[:MOST_ROWS], columns, "contradictions", empty=none)
     return Fragment(shown.html + paragraphs(cut).html) if cut else shown
-
-
-def _claim(row: Row) -> str:
-    """Return what a claim is about and where it stands."""
-    line = f", line {row['line']}" if row.get("line") else ""
-    return f"{row['label']} ({row['title']}{line})"
-
-
-def _wrong(found: Sequence[Audit]) -> Iterator[Row]:
-    for one in found:
-        for check in one.checks:
-            if check.verdict in WRONG:
-                yield _row(one, check)
 
 
 def _row(one: Audit, check: Check) -> Row:
     parts = (check.rule, check.arithmetic, check.note, check.remark)
+    line = f", line {check.line}" if check.line else ""
     return {
-        "title": one.claims.title, "line": check.line, "label": check.label,
+        "claim": f"{check.label} ({one.claims.title}{line})",
         "field": check.field.replace("_", " "), "stated": check.stated,
         "expected": check.expected, "verdict": check.verdict,
         "why": titled("; ".join(part for part in parts if part)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -26,7 +26,6 @@ from scalebook.report.base.markup import (
     bullets,
     callout,
     join,
-    paragraphs,
     run_link,
 )
 from scalebook.report.base.naming import model_title, platform_title
@@ -34,66 +33,15 @@ from scalebook.report.base.quantities import count, duration, number, percent, q
 from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
 
+Row = Mapping[str, Any]
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoints of one run; ``run`` is its row of the report."""
-
-    run: Mapping[str, Any]
-    saves: tuple[CheckpointRecord, ...]
-    loads: tuple[CheckpointRecord, ...]
-    steps_seconds: float | None  # all recorded steps together
-    usual_step: float | None  # seconds, median of the measured ones
-    last_step: int | None
-
-    def row(self) -> dict[str, Any]:
-        """Return the figures of a table: medians over the saves, and over the loads, of the run."""
-        waited = _median([entry.blocking_seconds for entry in self.saves])
-        step = self.usual_step
-        return {
-            **self.run,
-            "saves": len(self.saves),
-            "mode": self.mode,
-            "size_gib": (self.saves or self.loads)[-1].size_bytes / GIB,
-            "save_seconds": _median([entry.seconds for entry in self.saves]),
-            "blocking_seconds": waited,
-            "save_rate": _median([entry.gib_per_second for entry in self.saves]),
-            "waited_steps": waited / step if waited is not None and step else None,
-            "waited_share": self.waited_share,
-            "load_seconds": _median([entry.seconds for entry in self.loads]),
-            "load_rate": _median([entry.gib_per_second for entry in self.loads]),
-        }
-
-    @property
-    def mode(self) -> str | None:
-        """How the checkpoints were saved; None where none was."""
-        if not self.saves:
-            return None
-        return "asynchronous" if self.saves[-1].asynchronous else "synchronous"
-
-    @property
-    def waited_share(self) -> float | None:
-        """The share of training that was waiting for saves; None without steps or saves.
-
-        None also where processes were started again: the waits of steps that were done anew are in
-        no step that counts.
-        """
-        restarted = any(entry.restart for entry in (*self.saves, *self.loads))
-        if not self.saves or not self.steps_seconds or restarted:
-            return None
-        waited = sum(entry.blocking_seconds for entry in self.saves)
-        # A wait is part of the next step; there is none after the last.
-        after = [e.blocking_seconds for e in self.saves if e.step >= (self.last_step or 0)]
-        return waited / (self.steps_seconds + sum(after))
 
 
 @dataclass(frozen=True, slots=True)
 class DrilledRun:
     """A drill and the row of its run."""
 
-    run: Mapping[str, Any]
+    run: Row
     drill: DrillRecord
 
 
@@ -101,7 +49,7 @@ class DrilledRun:
 class Reliability:
     """Everything that the page shows besides the statuses, and lines that could not be read."""
 
-    saved: tuple[Saved, ...]
+    saved: tuple[Row, ...]  # of a run with checkpoints: its row of the report and their figures
     drills: tuple[DrilledRun, ...]
     problems: tuple[str, ...]
 
@@ -110,7 +58,7 @@ def reliability(data: ReportData) -> Reliability:
     """Return the checkpoints and drills of every run of the report, in the order of its table."""
     places = {path.name: path for path in store.run_directories(data.folder)}
     times = _times(data.steps)
-    saved: list[Saved] = []
+    saved: list[Row] = []
     drills: list[DrilledRun] = []
     problems: list[str] = []
     for run in data.runs.iter_rows(named=True):
@@ -138,16 +86,47 @@ def _times(steps: pl.DataFrame) -> dict[str, list[Any]]:
     return {run_id: times for run_id, *times in found.iter_rows()}
 
 
-def _saved(
-    run: Mapping[str, Any], entries: Sequence[CheckpointRecord], times: Sequence[Any]
-) -> Saved:
-    kinds = {kind: tuple(e for e in entries if e.kind == kind) for kind in ("save", "load")}
-    return Saved(run, kinds["save"], kinds["load"], *times)
+def _saved(run: Row, entries: Sequence[CheckpointRecord], times: Sequence[Any]) -> dict[str, Any]:
+    """Return a run with the figures of its checkpoints: medians over its saves and its loads."""
+    saves, loads = ([one for one in entries if one.kind == kind] for kind in ("save", "load"))
+    every, step, last = times
+    waited = _median(one.blocking_seconds for one in saves)
+    modes = [("synchronous", "asynchronous")[one.asynchronous] for one in saves]
+    return {
+        **run,
+        "saves": len(saves),
+        "mode": modes[-1] if modes else None,
+        "size_gib": (saves or loads)[-1].size_bytes / GIB,
+        "save_seconds": _median(one.seconds for one in saves),
+        "blocking_seconds": waited,
+        "save_rate": _median(one.gib_per_second for one in saves),
+        "waited_steps": waited / step if waited is not None and step else None,
+        "waited_share": _waited_share(saves, loads, every, last),
+        "load_seconds": _median(one.seconds for one in loads),
+        "load_rate": _median(one.gib_per_second for one in loads),
+    }
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def _waited_share(
+    saves: Sequence[CheckpointRecord],
+    loads: Sequence[CheckpointRecord],
+    steps_seconds: float | None,
+    last_step: int | None,
+) -> float | None:
+    """Return the share of training that was waiting for saves; None without steps or saves.
+
+    None also where processes were started again: the waits of steps that were done anew are in
+    no step that counts.
+    """
+    if not saves or not steps_seconds or any(one.restart for one in (*saves, *loads)):
+        return None
+    # A wait is part of the next step; there is none after the last.
+    after = sum(one.blocking_seconds for one in saves if one.step >= (last_step or 0))
+    return sum(one.blocking_seconds for one in saves) / (steps_seconds + after)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    return median(known) if (known := [value for value in values if value is not None]) else None
 
 
 def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
@@ -167,7 +146,7 @@ def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
         yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 
-def _failure(run: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _failure(run: Row) -> tuple[str, ...] | None:
     """Return the kind of a run's failure; None where its record says nothing of it."""
     what = run["cause"] or run["reason"]
     return (run["status"], "cause" if run["cause"] else "reason", what) if what else None
@@ -198,24 +177,18 @@ def _kind(found: tuple[str, str, list[str]]) -> Markup:
 
 def checkpoint_findings(found: Reliability) -> Fragment:
     """Return what checkpoints cost on each platform and in each mode, or how to measure it."""
-    if not any(item.saves for item in found.saved):
-        return paragraphs(
-            Markup(
-                "No run saved a checkpoint. <code>scalebook run --set checkpoint_interval=10"
-                "</code> saves every tenth step and measures what that costs; "
-                "<code>--set checkpoint_async=true</code> writes while training continues."
-            )
-        )
-    groups: dict[tuple[str, str, str], list[Saved]] = {}
-    for item in found.saved:
-        key = (str(item.run["platform"]), str(item.run["model"]), str(item.mode))
-        if item.saves:
-            groups.setdefault(key, []).append(item)
-    return bullets([_cost(*key, items) for key, items in groups.items()])
+    none = Markup(
+        "No run saved a checkpoint. <code>scalebook run --set checkpoint_interval=10"
+        "</code> saves every tenth step and measures what that costs; "
+        "<code>--set checkpoint_async=true</code> writes while training continues."
+    )
+    rows = [row for row in found.saved if row["saves"]]
+    groups = alike(rows, lambda row: (row["platform"], row["model"], row["mode"]))
+    return bullets(map(_cost, groups), empty=none)
 
 
-def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
-    rows = [item.row() for item in items]
+def _cost(rows: Sequence[Row]) -> Markup:
+    first = rows[0]
     words = Markup(
         "<strong>{}</strong> on {}, {}: {} of {} in {}. A save is complete after {}{}, and "
         "training waits {} for it{}."
@@ -225,10 +198,10 @@ def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     note = f", as long as {_span(steps, number)} steps" if steps else ""
     note += f". Waiting takes {_span(shares, percent)} of the training time" if shares else ""
     return words.format(
-        *(model_title(model), platform_title(platform), mode),
+        *(model_title(first["model"]), platform_title(first["platform"]), first["mode"]),
         count(sum(row["saves"] for row in rows), "save"),
         _span(_known(rows, "size_gib"), lambda value: quantity(value, "GiB")),
-        count(len(items), "run"),
+        count(len(rows), "run"),
         _span(_known(rows, "save_seconds"), duration),
         rate,
         _span(_known(rows, "blocking_seconds"), duration),
@@ -236,7 +209,7 @@ def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     )
 
 
-def _known(rows: list[dict[str, Any]], name: str) -> list[float]:
+def _known(rows: Sequence[Row], name: str) -> list[float]:
     return [row[name] for row in rows if row[name] is not None]
 
 
@@ -248,45 +221,35 @@ def _span(values: list[float], show: Callable[[float], str]) -> str:
 
 def checkpoint_chart(found: Reliability) -> Figure | None:
     """Return the chart of save and load times; None where no run has a checkpoint."""
-    rows = [entry for item in found.saved for entry in _bars(item)]
-    return charts.checkpoints(pl.DataFrame(rows, schema=charts.CHECKPOINT_SCHEMA))
-
-
-def _bars(item: Saved) -> Iterator[dict[str, Any]]:
-    row = item.row()
     fields = ("blocking_seconds", "save_seconds", "load_seconds")
-    for kind, name in zip(charts.KINDS, fields, strict=True):
-        if row[name] is not None:
-            kept = {key: row[key] for key in ("run_id", "source", "size_gib")}
-            yield {**kept, "label": row["label"], "kind": kind, "seconds": row[name]}
+    names = ("run_id", "label", "source", "size_gib")
+    return charts.checkpoints(
+        [
+            {key: row[key] for key in names} | {"kind": kind, "seconds": row[name]}
+            for row in found.saved
+            for kind, name in zip(charts.KINDS, fields, strict=True)
+            if row[name] is not None
+        ]
+    )
 
 
 def checkpoint_table(found: Reliability) -> Fragment:
     """Return size, times and rates of each run's checkpoints."""
-    if not found.saved:
-        return paragraphs("No checkpoint was saved or loaded.")
     columns = (
         *(tables.RUN, tables.RAN),
         tables.text("mode", "Mode"),
         tables.plain("saves", "Saves"),
         tables.plain("size_gib", "Size", "GiB"),
-        _time("save_seconds", "Save", "from begin until it would survive a kill"),
-        _time("blocking_seconds", "Waited", "of it, the time that training stood still"),
+        tables.time("save_seconds", "Save", "from begin until it would survive a kill"),
+        tables.time("blocking_seconds", "Waited", "of it, the time that training stood still"),
         tables.plain("save_rate", "Rate", "GiB/s"),
         tables.plain("waited_steps", "Waited", "steps", hint="over the run's median step"),
-        _share("waited_share", "Of training"),
-        _time("load_seconds", "Load", "until training can continue"),
+        tables.share("waited_share", "Of training", "all saves over all steps"),
+        tables.time("load_seconds", "Load", "until training can continue"),
         tables.plain("load_rate", "Rate", "GiB/s"),
     )
-    return tables.table((item.row() for item in found.saved), columns, "checkpoints")
-
-
-def _time(key: str, label: str, hint: str) -> Column:
-    return Column(key, label, lambda row: duration(row.get(key)), hint=hint)
-
-
-def _share(key: str, label: str) -> Column:
-    return Column(key, label, lambda row: percent(row.get(key)), hint="all saves over all steps")
+    none = "No checkpoint was saved or loaded."
+    return tables.table(found.saved, columns, "checkpoints", empty=none)
 
 
 def unreadable(found: Reliability) -> Fragment:
@@ -297,19 +260,17 @@ def unreadable(found: Reliability) -> Fragment:
 PART_FIELDS = (
     "detection_seconds", "start_seconds", "build_seconds", "load_seconds", "step_seconds",
 )  # fmt: skip
+PART_LABELS = ("Notice", "Start", "Build", "Load", "First step")
 
 
 def findings(found: Reliability) -> Fragment:
     """Return each drill in a sentence, or how to run one."""
-    if not found.drills:
-        return paragraphs(
-            Markup(
-                "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
-                "lets torchrun start all processes again, and measures how long it takes until "
-                "training continues from the last checkpoint, and whether the losses are the same."
-            )
-        )
-    return bullets([_sentence(item) for item in found.drills])
+    none = Markup(
+        "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
+        "lets torchrun start all processes again, and measures how long it takes until "
+        "training continues from the last checkpoint, and whether the losses are the same."
+    )
+    return bullets(map(_sentence, found.drills), empty=none)
 
 
 def _sentence(item: DrilledRun) -> Markup:
@@ -371,7 +332,7 @@ def _losses(drill: DrillRecord) -> str:
 def chart(found: Reliability) -> Figure | None:
     """Return the time line of each drill; None where there is none."""
     rows = [part for item in found.drills for part in _parts(item)]
-    return charts.timeline(pl.DataFrame(rows, schema=charts.TIMELINE_SCHEMA))
+    return charts.timeline(rows)
 
 
 def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
@@ -390,8 +351,6 @@ def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
 
 def table(found: Reliability) -> Fragment:
     """Return the timings of every drill."""
-    if not found.drills:
-        return Fragment(Markup(""))
     columns = (
         *(tables.RUN, tables.RAN),
         tables.text("verdict", "Verdict"),
@@ -399,25 +358,17 @@ def table(found: Reliability) -> Fragment:
         tables.text("kill_during", "Killed in a"),
         tables.plain("last_step", "After step"),
         tables.plain("steps_lost", "Steps lost"),
-        _part_time("detection_seconds", "Notice"),
-        _part_time("start_seconds", "Start"),
-        _part_time("build_seconds", "Build"),
-        _part_time("load_seconds", "Load"),
-        _part_time("step_seconds", "First step"),
-        _part_time("next_step_seconds", "Together"),
-        _part_time("regained_seconds", "Regained", "kill to the first new step"),
+        *(tables.time(*part) for part in zip(PART_FIELDS, PART_LABELS, strict=True)),
+        tables.time("next_step_seconds", "Together"),
+        tables.time("regained_seconds", "Regained", "kill to the first new step"),
         Column("largest_loss_difference", "Loss differs", _difference, hint="largest, relative"),
     )
-    return tables.table((_row(item) for item in found.drills), columns, "drills")
+    return tables.table(map(_row, found.drills), columns, "drills")
 
 
 def _row(item: DrilledRun) -> dict[str, Any]:
     verdict = "recovered" if item.drill.passed else "not as expected"
     return {**item.run, **item.drill.model_dump(), "verdict": verdict}
-
-
-def _part_time(key: str, label: str, hint: str = "") -> Column:
-    return Column(key, label, lambda row: duration(row.get(key)), hint=hint)
 
 
 def _difference(row: tables.Row) -> str:

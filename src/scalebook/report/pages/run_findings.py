@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -16,14 +16,14 @@ from scalebook.report.base.markup import (
     by_cause,
     callout,
     join,
-    paragraphs,
+    opened,
     run_link,
     run_links,
 )
 from scalebook.report.base.naming import convention_title, in_words, precision_title, sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
-from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
 
 Row = Mapping[str, Any]
 Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
@@ -43,7 +43,9 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
         yield Markup(words).format(group, count(runs.height, "run"))
         return
     best, others = ranked[0], ranked[1:]
-    reached = (_rate(best), _mfu(best))
+    # at one model, size and device the MFU follows the rate, so repeats are pooled alike
+    mfu = best.mean("mfu")
+    reached = (rate(best), "" if mfu is None else f", an MFU of {percent(mfu)}")
     if not others:
         yield _only(group, best, reached)
         return
@@ -61,7 +63,7 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
     yield from _largest_total(ranked, best)
 
 
-def _only(group: Markup, one: Configuration, reached: tuple[str, Markup]) -> Markup:
+def _only(group: Markup, one: Configuration, reached: tuple[str, str]) -> Markup:
     """Return what the one configuration of a group reached, and how far its repeats are apart."""
     if len(one.every) == 1:
         return Markup("{}: one run, {}, reached {}{}.").format(group, named(one), *reached)
@@ -75,7 +77,7 @@ def _only(group: Markup, one: Configuration, reached: tuple[str, Markup]) -> Mar
 def _spread(role: str, best: Configuration, worst: Configuration) -> Markup:
     """Return how far a configuration is behind the first."""
     return Markup("{}, {}, reached {}: a spread of {}.").format(
-        role, named(worst), _rate(worst), times(best.rate / worst.rate)
+        role, named(worst), rate(worst), times(best.rate / worst.rate)
     )
 
 
@@ -148,7 +150,7 @@ def repeats(runs: pl.DataFrame) -> Iterator[Markup]:
                     "run counted."
                 )
                 many = count(len(one.estimates), "repeat")
-                yield Markup(words).format(one.row["group"], many, named(one), _rate(one))
+                yield Markup(words).format(one.row["group"], many, named(one), rate(one))
 
 
 def named(one: Configuration) -> Markup:
@@ -161,37 +163,23 @@ def named(one: Configuration) -> Markup:
     return Markup(words).format(in_words(one.row), ids, left_out)
 
 
-def _rate(one: Configuration) -> str:
-    return interval(one.rate, *one.interval, one.row["rate_unit"])
-
-
-def _mfu(one: Configuration) -> Markup:
-    # at one model, size and device the MFU follows the rate, so repeats are pooled alike
-    mfu = one.mean("mfu")
-    return Markup("") if mfu is None else Markup(", an MFU of {}").format(percent(mfu))
-
-
-def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Fragment:
+def failed(data: ReportData) -> Fragment:
     """Return the runs that gave no result, each with its reason and the end of its log."""
 
     def tail(row: Row) -> Markup:
-        lines = log_tails.get(row["run_id"], ())
-        if not lines:
-            return Markup(NONE)
-        shown = Markup("<details><summary>{} lines</summary><pre>{}</pre></details>")
-        return shown.format(len(lines), "\n".join(lines))
+        lines = data.log_tails.get(row["run_id"], ())
+        shown = Markup("<pre>{}</pre>").format("\n".join(lines))
+        return opened(f"{len(lines)} lines", shown) if lines else Markup(NONE)
 
     columns = (
         *(tables.RUN, tables.STATUS, tables.RAN),
-        tables.Column("reason", "Reason", _reason, numeric=False, prose=True),
+        tables.text("reason", "Reason", prose=True),
         tables.Column("", "End of the log", tail, numeric=False, wide=True),
     )
-    return tables.table(runs.iter_rows(named=True), columns, "failed")
-
-
-def _reason(row: Row) -> str:
-    """Return why a run has no result: its own reason, else why it has no throughput."""
-    return row.get("reason") or row.get("throughput_reason") or NONE
+    runs = data.runs.filter(pl.col("tokens_per_second").is_null())
+    reasons = runs.with_columns(pl.col("reason").fill_null(pl.col("throughput_reason")))
+    none = "Every run completed and has a throughput."
+    return tables.table(reasons.iter_rows(named=True), columns, "failed", empty=none)
 
 
 FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
@@ -248,7 +236,9 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
         if runs.height > FEW:
             what = Markup("{}, with their reasons below").format(run_links(runs["run_id"]))
         else:
-            what = join(map(_ending, runs.iter_rows(named=True)), "; ")
+            each = runs.select("run_id", pl.col("reason").fill_null("no reason given")).iter_rows()
+            ended = (Markup("{} ({})").format(run_link(i), why.rstrip(".")) for i, why in each)
+            what = join(ended, "; ")
         yield Markup("<strong>{} ended as {}</strong>: {}.").format(
             count(runs.height, "run"), tables.status_words(str(status)), what
         )
@@ -259,11 +249,6 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(
             count(skipped.height, "configuration was", "configurations were"), ids
         )
-
-
-def _ending(row: Row) -> Markup:
-    reason = (row["reason"] or "no reason given").rstrip(".")
-    return Markup("{} ({})").format(run_link(row["run_id"]), reason)
 
 
 def warnings(data: ReportData) -> Fragment:
@@ -285,7 +270,9 @@ def _warnings(data: ReportData) -> Iterator[Markup]:
         words = "{} <strong>{}</strong>, not measured here: marked in every table and chart."
         yield Markup(words).format(count(rows.height, "run is", "runs are"), source)
     yield from _packed(data)
-    yield from _not_as_asked(data)
+    for run_id, sentences in data.differences.items():
+        words = "{} <strong>did not run as requested</strong>: {}"
+        yield Markup(words).format(run_link(run_id), " ".join(sentences))
     yield from missing_mfu(runs)
     yield from _thin_windows(data)
     if data.problems:
@@ -304,13 +291,6 @@ def _packed(data: ReportData) -> Iterator[Markup]:
             "documents, so FLOPs, TFLOP/s and MFU count it over {:,.0f} tokens."
         )
         yield Markup(words).format(many, length, run_links(rows["run_id"]), length / many)
-
-
-def _not_as_asked(data: ReportData) -> Iterator[Markup]:
-    """Yield the runs whose trainer read back another setting than the one asked for."""
-    for run_id, sentences in data.differences.items():
-        words = "{} <strong>did not run as requested</strong>: {}"
-        yield Markup(words).format(run_link(run_id), " ".join(sentences))
 
 
 def _thin_windows(data: ReportData) -> Iterator[Markup]:
@@ -335,14 +315,6 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
             "1 % that would refuse them; their intervals hold it: {}."
         )
         yield Markup(words).format(count(changing.height, "run"), most, ids)
-
-
-def failed(data: ReportData) -> Fragment:
-    """Return the table of runs that gave no result, or a sentence that there is none."""
-    runs = data.runs.filter(pl.col("tokens_per_second").is_null())
-    if runs.is_empty():
-        return paragraphs("Every run completed and has a throughput.")
-    return failures(runs, data.log_tails)
 
 
 def notes(data: ReportData) -> Fragment:

@@ -14,7 +14,7 @@ from scalebook.measure.scaling import Projection, ScalingPoint, project
 from scalebook.measure.scaling import table as measured_scaling
 from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.html_tables import Column, plain, text
+from scalebook.report.base.html_tables import plain, share, text
 from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
@@ -24,7 +24,7 @@ from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import Figure
-from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
+from scalebook.report.charts.scaling_charts import fitted
 from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 from scalebook.settings import names
 
@@ -220,7 +220,7 @@ def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
         value, lower, upper = law.predict(size)
         facts = {"world_size": size, "value": value, "low": lower, "high": upper}
         made.append(facts | {"ideal": each * size, "projected": size > arm.sizes[-1]})
-    return pl.DataFrame(made, schema=CURVE)
+    return pl.DataFrame(made, schema_overrides={"high": pl.Float64})
 
 
 def figures(found: Sequence[ScalingSeries]) -> Figures | None:
@@ -228,11 +228,7 @@ def figures(found: Sequence[ScalingSeries]) -> Figures | None:
     return Figures.of(
         (
             arm.title,
-            fitted(
-                pl.DataFrame(list(arm.runs)).select(pl.col(n).cast(t) for n, t in POINTS.items()),
-                curve(arm, law),
-                arm.many,
-            ),
+            fitted(arm.runs, curve(arm, law), arm.many),
         )
         for arm, law in _with_law(found)[:MOST_DRAWN]
     )
@@ -250,18 +246,13 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
                 "value": one.tokens_per_second, "low": one.low, "high": one.high,
                 "efficiency": one.scaling_efficiency, "reason": one.reason,
             })  # fmt: skip
-    if not rows:
-        return Fragment(Markup(""))
     columns = (
-        *(
-            text("kind", "Scaling"),
-            Column("title", "Runs", lambda row: row["title"], numeric=False, wide=True),
-            plain("size", "Projected to", "GPUs"),
-        ),
+        *(text("kind", "Scaling"), text("title", "Runs", wide=True)),
+        plain("size", "Projected to", "GPUs"),
         *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
         plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),
-        Column("efficiency", "Efficiency", lambda row: percent(row["efficiency"])),
-        Column("reason", "Why not", lambda r: r["reason"] or "", numeric=False, wide=True),
+        share("efficiency", "Efficiency"),
+        text("reason", "Why not", wide=True),
     )
     return html_table(rows, columns, "projections")
 
@@ -285,19 +276,16 @@ def _charts(
     found: Sequence[ScalingSeries], chart: Callable[[pl.DataFrame, str], Figure]
 ) -> Figures | None:
     drawn = found[:MOST_SERIES]
-    return Figures.of((item.group, chart(item.points, _many(item))) for item in drawn)
+    return Figures.of(
+        (item.group, chart(item.points, units(item.base["platform"])[1])) for item in drawn
+    )
 
 
 def table(found: Sequence[ScalingSeries]) -> Fragment:
     """Return speed-up and efficiency of every run of every series."""
-    if not found:
-        return Fragment(Markup(""))
-    named = [item.points.with_columns(series=pl.lit(item.group)) for item in found]
-    return tables.scaling(pl.concat(named, how="vertical_relaxed"))
-
-
-def _many(item: ScalingSeries) -> str:
-    return units(item.base["platform"])[1]
+    return tables.scaling(
+        {**row, "series": one.group} for one in found for row in one.points.to_dicts()
+    )
 
 
 def projected_efficiency(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:

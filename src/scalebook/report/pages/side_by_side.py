@@ -29,10 +29,11 @@ from scalebook.report.base.comparisons import (
     fastest,
     mean_rate,
     pairs,
+    ratio_cell,
     shared_row,
     work,
 )
-from scalebook.report.base.html_tables import Column, Row, table
+from scalebook.report.base.html_tables import Column, Row, noted, table, text
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -245,16 +246,14 @@ def _differing(one: TwoSides) -> Markup:
     more = [f"{len(rest) - MOST_WORDS} more"] if len(rest) > MOST_WORDS else []
     names = ", ".join([*map(fact_words, rest[:MOST_WORDS]), *more])
     also = f" Also, with the values in the records: {names}." if rest else ""
-    note = " A token of each costs other FLOPs, so compare the MFU." if _other_model(one) else ""
+    models = {(pair.a[0].row["model"], pair.b[0].row["model"]) for pair in one.pairs}
+    unlike = any(a != b for a, b in models)
+    note = " A token of each costs other FLOPs, so compare the MFU." if unlike else ""
     return Markup("{}.{}{}").format(first, also, note)
 
 
 def _changes_speed(name: str) -> bool:
     return name in SETTINGS and bool(SETTINGS[name].affects)
-
-
-def _other_model(one: TwoSides) -> bool:
-    return any(pair.a[0].row["model"] != pair.b[0].row["model"] for pair in one.pairs)
 
 
 def _missing(one: TwoSides) -> Markup:
@@ -291,14 +290,13 @@ def _wanted(one: TwoSides) -> list[tuple[tuple[Member, ...], str]]:
 
 
 def _table(one: TwoSides, stated: Stated) -> Markup:
-    rows = [_row(pair, stated) for pair in one.pairs[:MOST_PAIRS]]
-    if not rows:
-        return Markup("")
     a, b = one.a.name, one.b.name
     each = "tokens/s per GPU"
     columns = (
-        Column("what", "Work", _what, numeric=False, wide=True),
-        Column("how", "Chosen", lambda row: row["how"], numeric=False),
+        Column(
+            "what", "Work", lambda row: noted(row["what"], row["layouts"]), numeric=False, wide=True
+        ),
+        text("how", "Chosen"),
         Column("a", a, lambda row: _rate(row, "a"), each, hint="with the MFU"),
         Column("b", b, lambda row: _rate(row, "b"), each, hint="with the MFU"),
         Column("ratio", f"{a} over {b}", _ratio, hint="with its 95 % interval"),
@@ -309,9 +307,9 @@ def _table(one: TwoSides, stated: Stated) -> Markup:
     )
     more = len(one.pairs) - MOST_PAIRS
     note = f"{count(more, 'more pair')} in the table of every comparison." if more > 0 else ""
-    return table(rows, columns, "side-by-side").html + (
-        Markup('<p class="note">{}</p>').format(note) if note else Markup("")
-    )
+    rows = (_row(pair, stated) for pair in one.pairs[:MOST_PAIRS])
+    said = Markup('<p class="note">{}</p>').format(note) if note else Markup("")
+    return table(rows, columns, "side-by-side").html + said
 
 
 def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
@@ -333,9 +331,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
         "price_a": a.middle if a else None, "price_b": b.middle if b else None,
         "priced_a": _following(pair.a, a), "priced_b": _following(pair.b, b),
         "price": price["ratio"], "priced": _price_ratio(pair, price),
-        "source": next(
-            (i.row["source"] for i in (*pair.a, *pair.b) if i.row["source"] != "measured"), ""
-        ),
+        "source": pair.source,
     }  # fmt: skip
 
 
@@ -379,29 +375,20 @@ def _price_ratio(pair: Pair, priced: Row) -> Markup:
     return Markup(template).format(json.dumps(platforms), json.dumps(ends), told)
 
 
-def _what(row: Row) -> Markup:
-    return Markup('{} <span class="range">{}</span>').format(row["what"], row["layouts"])
-
-
 def _rate(row: Row, side: str) -> Markup:
-    template = '{} <span class="range">{}{}</span>'
-    mfu = f"MFU {percent(row[f'mfu_{side}'])}, " if row[f"mfu_{side}"] else ""
-    return Markup(template).format(number(row[side]), mfu, run_links(row[f"runs_{side}"]))
+    mfu = Markup(f"MFU {percent(row[f'mfu_{side}'])}, ") if row[f"mfu_{side}"] else Markup("")
+    return noted(number(row[side]), mfu + run_links(row[f"runs_{side}"]))
 
 
 def _ratio(row: Row) -> Markup:
     verdict = row["verdict"]
     if verdict is None:
-        return Markup('{:.3f} <span class="range">no interval</span>').format(row["ratio"])
-    template = '{:.3f} <span class="range">{:.3f} to {:.3f}, {}</span>'
-    return Markup(template).format(verdict.ratio, verdict.low, verdict.high, verdict.word)
+        return noted(f"{row['ratio']:.3f}", "no interval")
+    ends = f"{verdict.low:.3f} to {verdict.high:.3f}, {verdict.word}"
+    return noted(f"{verdict.ratio:.3f}", ends)
 
 
 def _per_watt(row: Row) -> Markup | str:
     if row["watt"] is None:
-        return Markup('{} <span class="range">{}</span>').format(NONE, row["watt_reason"] or "")
-    low, high = row["watt_ends"]
-    if low is None:
-        return f"{row['watt']:.3f}"
-    template = '{:.3f} <span class="range">{:.3f} to {:.3f}</span>'
-    return Markup(template).format(row["watt"], low, high)
+        return noted(NONE, row["watt_reason"] or "")
+    return ratio_cell(row["watt"], *row["watt_ends"])

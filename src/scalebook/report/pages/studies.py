@@ -103,6 +103,11 @@ class Study:
     answer: StudyAnswer | None
 
     @property
+    def chart(self) -> Markup:
+        """The chart of the answer; empty without one."""
+        return self.answer.chart if self.answer else Markup("")
+
+    @property
     def verdict(self) -> Markup:
         """The answer in one sentence."""
         if self.answer is not None:
@@ -323,11 +328,6 @@ def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnsw
     )
 
 
-def _tuned(runs: _Runs) -> StudyAnswer | None:
-    """Answer which layout is fastest, and where one layout was tried, with which micro batch."""
-    return _layouts(runs) or _layouts(runs, _with_micro_batch)
-
-
 def _with_micro_batch(row: Row) -> str:
     return f"{split_name(row)}, micro batch {row['micro_batch_size']}"
 
@@ -479,7 +479,8 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
         title, linked(fast, how), precision_title(base.row["precision"]), on(fast.row)
     )
     drawn = [
-        Dot(_depth(a.row), a.rate / b.rate,
+        Dot(model_title(a.row["model"]).partition(" of ")[0],  # 8 layers
+             a.rate / b.rate,
              v.low if v else None, v.high if v else None, times(a.rate / b.rate),
              colour=colour(runs.data, a.row["platform"]), run_id=a.row["run_id"])
         for a, b, v in found[:MOST_ROWS]
@@ -489,11 +490,6 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
         marks.bars(drawn, "rate over that in 16 bits"),
         _ids([one for a, b, _ in found for one in (a, b)]),
     )
-
-
-def _depth(row: Row) -> str:
-    """Return what distinguishes a model from its cut-down forms: ``8 layers``, or its name."""
-    return model_title(row["model"]).partition(" of ")[0]
 
 
 def _experts(runs: _Runs) -> StudyAnswer | None:
@@ -611,7 +607,9 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
 _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
     "headline": _headline, "scaling": _scaling, "strategies": _layouts, "ablation": _ablation,
     "map": _map, "precision": _precision, "experts": _experts, "prediction": _prediction,
-    "correctness": _correctness, "drill": _drill, "tune": _tuned,
+    "correctness": _correctness, "drill": _drill,
+    # where one layout was tried, with which micro batch it is fastest
+    "tune": lambda runs: _layouts(runs) or _layouts(runs, _with_micro_batch),
 }  # fmt: skip
 
 
@@ -634,6 +632,6 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
         '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
-        one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,
+        one.chart, count(len(one.run_ids), "run"), shown.html,
         origin, EVIDENCE[one.kind],
     )  # fmt: skip

@@ -103,10 +103,9 @@ def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
     for one in sized:
         largest.setdefault(one.findings[0].rule, []).append(one)
     items = [_largest(cause, runs) for cause, runs in largest.items()]
-    missing = list(_missing(found))
-    if not items and not missing:
-        return paragraphs("No rule found a cause in what these runs measured.")
-    return bullets([*items, *missing])
+    more = by_cause((text, one.run_id) for one in found for text in one.missing)
+    items += [Markup("{} ({})").format(typed(words), run_links(ids)) for words, ids in more]
+    return bullets(items, empty="No rule found a cause in what these runs measured.")
 
 
 def costly(one: Diagnosis) -> list[Finding]:
@@ -125,30 +124,16 @@ def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     return Markup(words).format(name, count(len(runs), "run"), first, says, others)
 
 
-def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
-    """Yield what more to measure, a sentence for all runs that lack it."""
-    for words, run_ids in by_cause((text, one.run_id) for one in found for text in one.missing):
-        yield Markup("{} ({})").format(typed(words), run_links(run_ids))
-
-
 def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return the table of causes by run, largest first, each with its size and what to try."""
     rows = [_row(one, cause) for one in found for cause in costly(one)]
-    if not rows:
-        return Fragment(Markup(""))
+    overlap = "estimated share of the step's time; causes may overlap"
     columns = (
         *(tables.RUN, tables.RAN, tables.text("cause", "Cause")),
-        tables.Column(
-            "step_fraction",
-            "Of the step",
-            lambda row: percent(row["step_fraction"]),
-            hint="estimated share of the step's time; causes may overlap",
-        ),
+        tables.share("step_fraction", "Of the step", overlap),
         tables.text("basis", "Basis", hint="measured in this run, or computed for it"),
-        tables.Column("says", "What", lambda row: sentence(row["says"]), numeric=False, wide=True),
-        tables.Column(
-            "advice", "What to try", lambda row: typed(row["advice"]), numeric=False, wide=True
-        ),
+        tables.text("says", "What", show=sentence, wide=True),
+        tables.text("advice", "What to try", show=typed, wide=True),
     )
     return tables.table(data.with_work(rows), columns, "causes")
 
@@ -167,8 +152,6 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
 def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
-    if not rows:
-        return Fragment(Markup(""))
     columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
     shown = tables.table(data.with_work(rows), columns, "waterfall")
     silent = [row["run_id"] for row in rows if row["unexplained"] is None]
@@ -220,32 +203,18 @@ def ingested_overview(data: ReportData) -> Fragment:
 
 def ingested_table(data: ReportData) -> Fragment:
     """Return one row per ingested run; nothing where there is none."""
-    found = ingested_rows(data)
-    if not found:
-        return Fragment(Markup(""))
-    unit = "TFLOP/s per GPU"
+    unit, median = "TFLOP/s per GPU", "at the median step, without the first record"
+    fits = "the convention that gives what is printed"
     columns = (
         *(tables.RUN, tables.STATUS, tables.RAN, tables.text("family", "Log of")),
         tables.plain("logged", "Printed", unit, digits=4, hint="median without the first record"),
-        tables.plain(
-            "recounted",
-            "Our count",
-            unit,
-            digits=4,
-            hint="at the median step, without the first record",
-        ),
+        tables.plain("recounted", "Our count", unit, digits=4, hint=median),
         Column("factor", "Printed over ours", _factor),
-        Column(
-            "fits",
-            "Fits",
-            lambda row: convention_title(row["fits"]) if row["fits"] else NONE,
-            hint="the convention that gives what is printed",
-            numeric=False,
-        ),
+        tables.text("fits", "Fits", fits, show=convention_title),
         tables.MFU,
         Column("said", "Warnings", _said, numeric=False, wide=True),
     )
-    return tables.table(found, columns, "ingested")
+    return tables.table(ingested_rows(data), columns, "ingested")
 
 
 def ingested_rows(data: ReportData) -> list[dict[str, Any]]:

@@ -175,8 +175,10 @@ def render_by_quarto(
     config = _project_settings(settings)
     written = {page: write_page(project, page, cells[page], tuple(cells)) for page in cells}
     version = _quarto(project, "--version")
-    names = {page: _digest(version, repr(config), *texts) for page, texts in written.items()}
-    places = {page: cache / f"quarto-{page.slug}-{name}.html" for page, name in names.items()}
+    places: dict[Page, Path] = {}
+    for page, texts in written.items():
+        digest = sha256("\0".join((version, repr(config), *texts)).encode()).hexdigest()[:16]
+        places[page] = cache / f"quarto-{page.slug}-{digest}.html"
     missing = [page for page, place in places.items() if kept(place) is None]
     site = project / "_site"
     site.mkdir(exist_ok=True)
@@ -193,10 +195,6 @@ def render_by_quarto(
         html = (kept(place) or b"").decode().replace(BUILT, escape(built))
         (site / page.html).write_text(html, encoding="utf-8")
     return site
-
-
-def _digest(*texts: str) -> str:
-    return sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def _project_settings(settings: Path) -> dict[str, Any]:

@@ -84,11 +84,8 @@ def write_data(data: ReportData, folder: Path, cache: Path) -> None:
 def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
     """Write runs, steps and telemetry as ``csv`` or ``parquet``; return the files' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    frames = {
-        "runs": data.runs,
-        "steps": data.steps,
-        "telemetry": telemetry_frame(data.directories),
-    }
+    telemetry = telemetry_frame(data.directories)
+    frames = {"runs": data.runs, "steps": data.steps, "telemetry": telemetry}
     for name, frame in frames.items():
         path = folder / f"{name}.{kind}"
         if kind == "csv":
@@ -102,14 +99,12 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as CSV: lists are JSON, times ISO 8601, and no text is a formula."""
     nested = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
     flat = frame.with_columns(
-        pl.Series(name, [_json(value) for value in frame[name].to_list()], pl.String)
+        pl.Series(
+            name, [None if one is None else json.dumps(one) for one in frame[name]], pl.String
+        )
         for name in nested
     )
     tame_formulas(flat).write_csv(path, datetime_format=TIMES)
-
-
-def _json(value: object) -> str | None:
-    return None if value is None else json.dumps(value)
 
 
 def tame_formulas(frame: pl.DataFrame) -> pl.DataFrame:
