@@ -421,18 +421,16 @@ def test_a_fit_that_rounding_leaves_without_a_minimum_ends_without_a_negative_va
     assert inverse == [[1.0, 0.0], [0.0, 0.0]]
 
 
-def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_it(rates, probes, made) -> None:
+def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_its_node(rates, probes, made) -> None:
     fitted = made.fitted
     for index in (0, 20, 40):
         sample = fitted.samples[index]
-        others = [one for one in fitted.samples if one.configuration != sample.configuration]
+        others = [one for one in fitted.samples if one.node != sample.node]
         refitted = least_squares(tuple(others), fitted.belief)
-        error = 1 - refitted.seconds(sample.work) / sample.seconds
-        share = refitted.seconds(sample.work) / sample.seconds
-        noise = NOISE * sample.doubt
-        deviation = (noise**2 + refitted.variance(sample.work) * share**2) ** 0.5
-        expected = sample.doubt * error / deviation / math.hypot(1, sample.unsure / NOISE)
-        assert fitted.left_out[index] == pytest.approx(expected, rel=0.1, abs=0.05)
+        share = refitted.seconds(sample.work, sample.device) / sample.seconds
+        unknown = refitted.variance(sample.work, sample.device) * share**2
+        deviation = math.hypot(NOISE, sample.unsure, unknown**0.5)
+        assert fitted.left_out[index] == pytest.approx((1 - share) / deviation, rel=0.1, abs=0.05)
 
 
 def test_a_run_that_no_kind_explains_does_not_bend_the_others() -> None:
@@ -554,10 +552,11 @@ def test_a_layout_is_as_wide_as_its_own_errors_and_those_of_all_say(made) -> Non
     layouts = [SimpleNamespace(layout=name) for name in "aab"]
     fitted: Any = SimpleNamespace(samples=layouts, left_out=[1.0, -2.0, 5.0])
     every = (1 + 4 + 9 + 4) / (3 + 4)
+    six, five, four = 1.943180, 2.015048, 2.131847  # Student's t at 95 %
     assert replace(made, fitted=fitted).widths == {
-        "a": pytest.approx(((1 + 4 + 4 * every) / (2 + 4)) ** 0.5),
-        "b": pytest.approx(((25 + 4 * every) / (1 + 4)) ** 0.5),
-        "": pytest.approx(1.5 * every**0.5),
+        "a": pytest.approx(((1 + 4 + 4 * every) / (2 + 4)) ** 0.5 * six / 1.645),
+        "b": pytest.approx(((25 + 4 * every) / (1 + 4)) ** 0.5 * five / 1.645),
+        "": pytest.approx(every**0.5 * four / 1.645),
     }
 
 

@@ -20,6 +20,7 @@ from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
 from scalebook.facts.legality import fit as fit_memory
+from scalebook.measure.intervals import student_quantile
 from scalebook.measure.probes.files import newest
 from scalebook.measure.probes.types import MachineIdentity, Probe
 from scalebook.predict import kinds
@@ -32,7 +33,6 @@ from scalebook.untrusted import html_table
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
-_UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
 _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
@@ -110,11 +110,13 @@ class Predictor:
         # Bounded, so that one layout that no kind explains does not widen all others.
         bounded = sum(min(error, _LARGEST_SQUARE) for error in every)
         overall = (bounded + _PRIOR_RUNS) / (len(every) + _PRIOR_RUNS)
-        found = {
-            name: math.sqrt((sum(group) + _PRIOR_RUNS * overall) / (len(group) + _PRIOR_RUNS))
-            for name, group in groups.items()
-        }
-        return found | {"": _UNSEEN_LAYOUT * math.sqrt(overall)}
+        groups[""] = []  # a layout that no run has
+        found: dict[str, float] = {}
+        for name, group in groups.items():
+            freedom = len(group) + _PRIOR_RUNS
+            square = (sum(group) + _PRIOR_RUNS * overall) / freedom
+            found[name] = math.sqrt(square) * student_quantile(freedom, 0.95) / _QUANTILE
+        return found
 
     def distance(self, config: RunConfig, shape: ModelShape) -> float:
         """Return the relative deviation for how far a configuration is from every run.
@@ -128,7 +130,7 @@ class Predictor:
         low, high = min(one.width for one in samples), max(one.width for one in samples)
         larger = max(math.log2(config.world_size / ranks), 0.0)
         outside = max(math.log2(low / width), math.log2(width / high), 0.0)
-        other = base_name(shape) not in {one.model for one in samples}
+        other = base_name(config, shape) not in {one.model for one in samples}
         return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
 
     def step(
@@ -139,13 +141,15 @@ class Predictor:
         The configuration must be legal. ``ran`` names options as a run recorded them.
         """
         work = amounts(config, shape, self.machine, ran)
-        slowness = self.fitted.slowness
+        device = self.accelerator.name if self.accelerator else ""
+        longer = self.fitted.longer(device)
+        slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
         parts = {
             kind: slowness[kind] * (value - work.idle.get(kind, 0.0))
             for kind, value in work.seconds.items()
         }
         parts["bubble"] = sum(slowness[kind] * value for kind, value in work.idle.items())
-        variance = NOISE**2 + self.fitted.variance(work.seconds)
+        variance = NOISE**2 + self.fitted.variance(work.seconds, device)
         width = self.widths.get(layout(config, ran), self.widths[""])
         variance = variance * width**2 + self.distance(config, shape) ** 2
         if self.foreign:
@@ -316,9 +320,9 @@ def slower_than_parts(
     if not found.fitted.samples:
         return None
     sample = rate.sample
-    seconds = found.fitted.seconds(sample.work)
+    seconds = found.fitted.seconds(sample.work, sample.device, sample.node)
     width = found.widths.get(sample.layout, found.widths[""])
-    known = NOISE**2 + found.fitted.variance(sample.work)
+    known = NOISE**2 + found.fitted.variance(sample.work, sample.device, sample.node)
     deviation = math.hypot(width * math.sqrt(known), sample.unsure)
     spread = math.exp(_QUANTILE * deviation)
     return {
