@@ -24,7 +24,9 @@ from scalebook.report.charts.figure import (
 from scalebook.report.charts.theme import GREY, PALETTE
 
 ROW_HEIGHT = 30
-PART_NAMES = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
+PART_NAMES = (
+    *("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "backward"),
+)
 COMPARED: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "label", "platform", "model", "split", "source"), pl.String),
     "ending": pl.String,
