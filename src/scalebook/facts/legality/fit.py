@@ -65,7 +65,7 @@ def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
         return Fit(
             None,
             f"{against}: too close to tell, nearly all measured runs are within "
-            f"{1 - SAFE_SHARE:.0%} of the prediction, a few used up to a quarter more",
+            f"{1 - SAFE_SHARE:.0%} of the prediction, a few older ones used up to 28 % more",
             capacity,
         )
     return Fit(True, f"{against}: fits", capacity)
