@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
@@ -39,7 +40,9 @@ _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
-WRITTEN_BEFORE, HELD_BEFORE = 58, 46
+# And how many of these runs are in today's intervals, of the runs before each round.
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 58, 46, 51
+_WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -194,6 +197,22 @@ class Predictor:
             basis=self.basis,
             warnings=tuple(self._warnings(config, parts, verdict, why)),
         )
+
+    def answer(self, config: RunConfig) -> Prediction:
+        """Return the prediction of a configuration, if it says more than its order of magnitude.
+
+        Raises:
+            ConfigError: the configuration is illegal, or its interval is wider than a factor of 10.
+        """
+        found = self.predict(config)
+        if found.high > _WIDEST * found.low:
+            ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (found.low, found.high))
+            raise ConfigError(
+                f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
+                f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
+                "'scalebook probe', narrows it; 'scalebook check' has its memory."
+            )
+        return found
 
     def _mfu(
         self, config: RunConfig, shape: ModelShape, rate: float
