@@ -269,7 +269,7 @@ def predict(model: str, platform: str, *, runs: str | Path = "runs", **settings:
     """Return the predicted rate of a configuration with its interval."""
     from scalebook.predict import load
 
-    return load(platform, Path(runs)).predict(_request(model, platform, settings).config)
+    return load(platform, Path(runs)).answer(_request(model, platform, settings).config)
 
 
 def compare(a: str | Path, b: str | Path, *, runs: str | Path = "runs") -> Comparison:

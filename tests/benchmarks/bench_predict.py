@@ -26,6 +26,7 @@ from scalebook.predict.known import KnownRate, configuration, known_rates, layou
 from scalebook.predict.model import Predictor, predictor
 
 QUANTILE = 1.645  # 90 %, as the command's intervals
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ def published(made: Predictor) -> list[Miss]:
     return found
 
 
-def predicted_before(rates: tuple[KnownRate, ...]) -> dict[str, list[Miss]]:
-    """Compare runs with what was written down before they ran, by round.
+def rounds(rates: tuple[KnownRate, ...]) -> dict[str, list[tuple[KnownRate, Row]]]:
+    """Return the runs that were predicted before they ran with the rows of these, by round.
 
     What was predicted twice ran twice: the first run after each prediction counts.
     """
@@ -132,16 +133,38 @@ def predicted_before(rates: tuple[KnownRate, ...]) -> dict[str, list[Miss]]:
     runs: defaultdict[str, list[KnownRate]] = defaultdict(list)
     for rate in sorted(rates, key=lambda one: one.run_id):
         runs[rate.config.config_hash()].append(rate)
-    found: dict[str, list[Miss]] = {}
+    found: dict[str, list[tuple[KnownRate, Row]]] = {}
     for row in rows:
         if runs[row["config_hash"]]:
-            rate = runs[row["config_hash"]].pop(0)
-            middle, high = float(row["tokens_per_second_per_gpu"]), float(row["high"])
-            error = float(row["step_seconds"]) / rate.seconds - 1
-            deviation = math.log(high / middle) / QUANTILE
-            found.setdefault(row["round"], []).append(
-                Miss(rate.run_id, error, deviation, layout(rate.config, rate.ran))
-            )
+            pair = runs[row["config_hash"]].pop(0), row
+            found.setdefault(row["round"], []).append(pair)
+    return found
+
+
+def predicted_before(rates: tuple[KnownRate, ...]) -> dict[str, list[Miss]]:
+    """Compare runs with what was written down before they ran, by round."""
+    return {name: [written(*pair) for pair in pairs] for name, pairs in rounds(rates).items()}
+
+
+def written(rate: KnownRate, row: Row) -> Miss:
+    """Compare a run with a row that was written before it."""
+    middle, high = float(row["tokens_per_second_per_gpu"]), float(row["high"])
+    error = float(row["step_seconds"]) / rate.seconds - 1
+    deviation = math.log(high / middle) / QUANTILE
+    return Miss(rate.run_id, error, deviation, layout(rate.config, rate.ran))
+
+
+def replayed(rates: tuple[KnownRate, ...], probes: tuple[Probe, ...]) -> dict[str, list[Miss]]:
+    """Compare the same runs with what today's model says of them from the runs before each round.
+
+    Its kinds of work and constants were chosen since, with these runs in view.
+    """
+    found: dict[str, list[Miss]] = {}
+    for name, pairs in rounds(rates).items():
+        first = min(rate.run_id for rate, _ in pairs)
+        before = [rate for rate in rates if rate.run_id < first]
+        made = predictor(pairs[0][0].config.platform, before, probes)
+        found[name] = [miss(made, rate) for rate, _ in pairs]
     return found
 
 
@@ -190,6 +213,8 @@ def main() -> None:
     print(line("published dense Megatron results on H100, never fitted", outside))
     for name, misses in sorted(predicted_before(rates).items()):
         print(line(f"predicted before they ran, round {name}", misses))
+    for name, misses in sorted(replayed(rates, probes).items()):
+        print(line(f"round {name}, predicted now by the runs before it", misses))
     for name in sorted({one.layout for one in [*every, *outside]}):
         print(line(f"  {name}", [one for one in [*every, *outside] if one.layout == name]))
     for one in sorted([*every, *outside], key=lambda one: -abs(one.error))[: options.worst]:

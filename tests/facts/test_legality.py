@@ -380,7 +380,7 @@ def test_advice_for_a_run_that_does_not_fit_makes_it_fit() -> None:
     shape = catalog.model("llama3.1-8b")
     _, found = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
     assert found.fits is False
-    assert "tensor_parallel_size=4, sequence_parallel=true (40.5 GiB)" in found.advice
+    assert "tensor_parallel_size=4, sequence_parallel=true (40.9 GiB)" in found.advice
 
 
 def test_a_model_too_large_for_its_gpus_is_advised_more_of_them() -> None:

@@ -23,6 +23,7 @@ from scalebook.record import StepRecord
 
 DEVICE = catalog.accelerator("H100-SXM5-80GB")
 SHAPE = catalog.model("llama3.1-8b")
+FOUR = 2.131847 / 1.645  # Student's t of 4 over the normal quantile, both of 90 %
 
 
 def config(**fields: Any) -> RunConfig:
@@ -220,7 +221,8 @@ def test_the_newest_completed_probe_of_the_architecture_is_believed() -> None:
 def test_a_sample_weighs_as_much_as_its_noise_and_doubt_say() -> None:
     sample = StepSample(10.0, {"gemm": 3.0}, "a", "x", doubt=4.0)
     assert sample.scale == pytest.approx(10 * 0.02 * 4)
-    assert sample.row(("step", "gemm")) == [0.0, pytest.approx(3 / 0.8)]
+    # 1.2 % of the 2 % is what it shares with others of a node
+    assert replace(sample, node="n").scale == pytest.approx(10 * 0.016 * 4)
 
 
 def test_what_a_fit_does_not_know_is_its_covariance_and_the_belief_in_other_kinds() -> None:
@@ -259,21 +261,79 @@ def test_beyond_six_percent_a_sample_is_doubted_by_its_error(
     assert all(one.doubt == 1 for one in made.samples if one is not odd)
 
 
-def test_a_left_out_error_is_exactly_that_of_a_fit_without_all_repeats() -> None:
-    rows = [(1.0, 0.2, 1.63), (0.5, 0.4, 1.1), (2.0, 0.1, 3.2), (2.0, 0.1, 3.1), (0.3, 0.9, 1.5)]
+ROWS = [(1.0, 0.2, 1.63), (0.5, 0.4, 1.1), (2.0, 0.1, 3.2), (2.0, 0.1, 3.1), (0.3, 0.9, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices"), [("     ", "ddddd"), ("aabbb", "ddddd"), ("aab b", "ddede")]
+)
+def test_a_left_out_error_is_exactly_that_of_a_fit_without_its_node_or_all_repeats(
+    nodes: str, devices: str
+) -> None:
     samples = [
-        StepSample(seconds, {"gemm": a, "step": b}, str((a, b)), "x", doubt=1.0 + a)
-        for a, b, seconds in rows
-    ]
+        StepSample(seconds, {"gemm": a, "step": b}, str((a, b)), "x", doubt=1.0 + a,
+                   unsure=0.03, node=node.strip(), device=device)
+        for (a, b, seconds), node, device in zip(ROWS, nodes, devices, strict=True)
+    ]  # fmt: skip
     made = least_squares(tuple(samples), Belief({"gemm": 1, "step": 1}, {"gemm": 3, "step": 3}))
     for sample, found in zip(made.samples, made.left_out, strict=True):
-        others = [one for one in samples if one.configuration != sample.configuration]
+        key = (sample.node, sample.node or sample.configuration)
+        others = [one for one in samples if (one.node, one.node or one.configuration) != key]
         without = least_squares(tuple(others), made.belief)
-        seconds = without.seconds(sample.work)
-        unknown = without.variance(sample.work) * seconds**2
-        deviation = math.sqrt(sample.scale**2 + unknown)
-        expected = sample.doubt * (sample.seconds - seconds) / deviation
-        assert found == pytest.approx(expected, rel=1e-6)
+        if without.devices != made.devices:
+            continue
+        # a node that it does not know is in the noise of 2 %
+        predicted = without.seconds(sample.work, sample.device)
+        unknown = without.variance(sample.work, sample.device) * (predicted / sample.seconds) ** 2
+        deviation = math.hypot(0.02, sample.unsure, math.sqrt(unknown))
+        error = (1 - predicted / sample.seconds) / without.longer(sample.device)
+        # what devices differ by is relative to the step, predicted here and measured there
+        rounded = 1e-2 if made.devices else 1e-6
+        assert found == pytest.approx(error / deviation, rel=rounded)
+
+
+def test_what_a_node_is_slower_by_is_not_taken_for_the_work() -> None:
+    """By hand: of 20 runs of a slow node and 2 of others, each of known error, the mean is 1.04.
+
+    A node of n runs weighs 1 / (0.012^2 + 0.016^2 / n): 4,808 and twice 2,500.
+    """
+    slow = [StepSample(1.06, {"gemm": 1.0}, f"s{i}", "x", node="slow") for i in range(20)]
+    others = [StepSample(1.0, {"gemm": 1.0}, f"o{i}", "x", node=f"n{i}") for i in range(2)]
+    vague = Belief({"gemm": 1.0}, {"gemm": 1e3})
+    made = least_squares((*slow, *others), vague)
+    # relative errors: a slow run says 1.06 of the work with a deviation in proportion to it
+    weights = [(0.012**2 + 0.016**2 / n) ** -1 for n in (20, 1, 1)]
+    shares = [weight / seconds for weight, seconds in zip(weights, (1.06, 1.0, 1.0), strict=True)]
+    squares = [
+        weight / seconds**2 for weight, seconds in zip(weights, (1.06, 1.0, 1.0), strict=True)
+    ]
+    assert made.slowness["gemm"] == pytest.approx(sum(shares) / sum(squares))
+    assert made.variance({"gemm": 1.0}) == pytest.approx(
+        1 / sum(squares) / made.slowness["gemm"] ** 2
+    )
+    # on that node steps take longer by most of what its runs do, and less is unknown
+    usual = made.seconds({"gemm": 1.0})
+    assert usual < made.seconds({"gemm": 1.0}, node="slow") < 1.06
+    assert made.seconds({"gemm": 1.0}, node="another") == usual
+    known = made.variance({"gemm": 1.0}, node="slow")
+    assert known == pytest.approx(0.016**2 / 20 - 0.012**2, abs=2e-6)
+
+
+def test_devices_differ_from_their_figures_by_what_their_nodes_share() -> None:
+    work = {"gemm": 1.0}
+    samples = [
+        StepSample(seconds, work, f"{name}{i}", "x", device=name, node=f"{name}{i}")
+        for name, seconds in (("h100", 1.0), ("h200", 1.04))
+        for i in range(30)
+    ]
+    made = least_squares(tuple(samples), Belief({"gemm": 1.0}, {"gemm": 1e3}))
+    assert made.devices == ("h100", "h200")
+    assert made.seconds(work, "h200") / made.seconds(work, "h100") == pytest.approx(1.04, abs=0.004)
+    assert made.seconds(work, "h100") < made.seconds(work) < made.seconds(work, "h200")
+    assert made.variance(work, "gh200") == pytest.approx(made.variance(work))
+    assert made.variance(work, "gh200") > made.variance(work, "h100") + 0.9 * 0.012**2
+    alone = least_squares(tuple(samples[:30]), made.belief)
+    assert alone.devices == () and alone.longer("h100") == alone.longer("h200") == 1
 
 
 # The prediction
@@ -289,6 +349,7 @@ def test_a_left_out_error_is_exactly_that_of_a_fit_without_all_repeats() -> None
         ({"world_size": 4, "model": "llama3.1-70b"}, 0, 1, 1),  # 8,192 above 4,096
         ({"world_size": 32, "model": "llama2-7b", "tensor_parallel_size": 8}, 3, 2, 1),
         ({"world_size": 4, "model": "llama3.1-8b@2"}, 0, 0, 0),
+        ({"world_size": 4, "precision": "fp8"}, 0, 0, 1),  # of which no run knows this precision
     ],
 )
 def test_a_configuration_is_as_unsure_as_it_is_far_from_every_run(
@@ -296,7 +357,7 @@ def test_a_configuration_is_as_unsure_as_it_is_far_from_every_run(
 ) -> None:
     """1 % for each doubling of ranks, 2 % of widths beyond the measured, 2.5 % of a new model."""
     made, asked = predictor("h100"), config(**fields)
-    seen = [StepSample(1.0, {}, "a", "x", ranks, "llama3.1-8b", width)
+    seen = [StepSample(1.0, {}, "a", "x", ranks, "llama3.1-8b bf16", width)
             for ranks, width in ((4, 2048.0), (2, 4096.0))]  # fmt: skip
     known_runs: Any = SimpleNamespace(samples=seen)
     found = replace(made, fitted=known_runs).distance(asked, catalog.model(asked.model))
@@ -316,8 +377,8 @@ def test_without_runs_a_prediction_is_the_belief_and_as_unsure() -> None:
     assert parts["gemm"] == pytest.approx(1.4 * busy)
     unknown = sum((KINDS[kind].deviation * value / total) ** 2
                   for kind, value in work.seconds.items())  # fmt: skip
-    # half as wide again where no run of the layout was seen; a quarter for the device
-    assert deviation**2 == pytest.approx(1.5**2 * (NOISE**2 + unknown) + 0.25**2)
+    # as wide as the four runs that a layout without any counts as; a quarter for the device
+    assert deviation**2 == pytest.approx(FOUR**2 * (NOISE**2 + unknown) + 0.25**2)
     found = made.predict(asked)
     rate = 64 * 4096 / 8 / total
     spread = math.exp(1.645 * deviation)
@@ -342,7 +403,7 @@ def test_what_waits_for_a_host_is_as_unsure_as_hosts_differ() -> None:
     total = sum(parts.values())
     assert parts["launch"] > 0.1 * total
     work = amounts(asked, SHAPE, made.machine).seconds
-    known = 1.5**2 * (NOISE**2 + made.fitted.variance(work)) + 0.25**2
+    known = FOUR**2 * (NOISE**2 + made.fitted.variance(work)) + 0.25**2
     host = 0.15 * asked.num_microbatches * 32 * 0.0023
     assert deviation**2 == pytest.approx(known + (host / total) ** 2, rel=1e-3)
 

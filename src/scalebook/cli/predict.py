@@ -81,7 +81,7 @@ def predict(options: argparse.Namespace) -> int:
         return _curves(options, made, sizes)
     options.world_size = sizes[0] if sizes else None
     config = configuration(options)
-    found = made.predict(config)
+    found = made.answer(config)
     if options.json:
         print_json(found)
     else:
@@ -118,8 +118,7 @@ def forecast(
 ) -> Callable[[RunConfig], tuple[Prediction, float] | None]:
     """Return a function from a configuration to its prediction and its whole run's seconds.
 
-    It answers None where a configuration is illegal, the platform is not known, or the platform is
-    a CPU without runs, whose rates nobody can guess.
+    It answers None where a configuration is illegal, or the platform or the rate is not known.
     """
     from scalebook import predict as room
 
@@ -129,9 +128,7 @@ def forecast(
         try:
             if not made:
                 made.append(room.load(platform, runs_folder(runs)))
-            if made[0].foreign and not made[0].machine.is_gpu:
-                return None
-            found = made[0].predict(config)
+            found = made[0].answer(config)
         except ScalebookError:
             return None
         return found, room.run_seconds(made[0], config, found.step_seconds)
@@ -161,7 +158,7 @@ def duration(seconds: float) -> str:
 
 def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     from scalebook.predict.kinds import KINDS
-    from scalebook.predict.model import HELD_BEFORE, WRITTEN_BEFORE
+    from scalebook.predict.model import HELD_BEFORE, HELD_NOW, WRITTEN_BEFORE
 
     line = rate_line(**short_value(found))
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
@@ -184,8 +181,10 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     ]
     print_table(("part of the step", "ms", "share"), rows)
     print(f"  based on {_basis(made)}")
-    held = f"{HELD_BEFORE} of {WRITTEN_BEFORE}"
-    print(f"  intervals like this one, written down before their runs: {held} held")
+    if made.basis.runs:
+        held = f"{HELD_BEFORE} of {WRITTEN_BEFORE}"
+        now = f"those of today's model would have held {HELD_NOW}"
+        print(f"  intervals written down before their runs: {held} held; {now}")
     for warning in found.warnings:
         print(f"  ! {warning}")
 
@@ -221,7 +220,7 @@ def _plan(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) 
 def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
     """Return a prediction as a JSON value, or the reason for none under ``reason``."""
     try:
-        return plain(made.predict(config))
+        return plain(made.answer(config))
     except ScalebookError as error:
         return {"tokens_per_second_per_gpu": None, "reason": str(error)}
 

@@ -4,6 +4,10 @@ Minimises the sum of squared relative errors over the noise plus squared distanc
 over its deviation, no slowness below zero (Lawson and Hanson, Solving Least Squares Problems,
 chapter 23, on the normal equations). The same matrix gives the uncertainty of a prediction, which
 grows with its distance from what was fitted. A few dozen unknowns: plain Python is fast enough.
+
+All runs of a node share how much slower it is than others (a random effect, Henderson 1975), so
+that many runs of one slow node teach little more about work than a few. Devices of an architecture
+differ from their figures in the same way.
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import mul
 
+from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.predict.kinds import Belief
 
 NOISE = 0.02  # relative, of a step time between machines and starts, and of the model at its best
+_OWN = math.sqrt(NOISE**2 - DEVICE_SPREAD**2)  # of this, what runs of one node do not share
 _TINY = 1e-12
 # Relative error beyond which a sample is doubted, and rounds of refitting until weights settle.
 _CLEAN_ERROR, _ROUNDS = 0.06, 6
@@ -36,73 +43,135 @@ class StepSample:
     width: float = 0.0  # the narrowest side of its matrix products
     unsure: float = 0.0  # relative, as hosts differ
     doubt: float = 1.0  # how many times the noise this sample's error is taken to have
+    device: str = ""  # what it ran on
+    node: str = ""  # which of these; empty: one that no other sample ran on
+
+    @property
+    def own(self) -> float:
+        """The relative deviation of a step that other samples of its node do not share."""
+        return _OWN if self.node else NOISE
 
     @property
     def scale(self) -> float:
         """The standard deviation of the measured time (seconds) that the fit assumes."""
-        return self.seconds * NOISE * self.doubt
-
-    def row(self, kinds: Sequence[str]) -> list[float]:
-        """Return the work over the measured time and the noise."""
-        return [self.work.get(kind, 0.0) / self.scale for kind in kinds]
+        return self.seconds * self.own * self.doubt
 
 
 @dataclass(frozen=True)
 class RateFit:
-    """Slowness by kind with its covariance; kinds that no sample has keep their belief."""
+    """Slowness by kind with its covariance; kinds that no sample has keep their belief.
+
+    Of ``devices``, ``slowness`` holds by how much more they differ from their figures than others.
+    """
 
     belief: Belief
     kinds: tuple[str, ...]  # that were fitted
     slowness: Mapping[str, float]
-    covariance: Matrix  # of the fitted kinds; zero where a slowness is held at zero
+    covariance: Matrix  # of the fitted kinds and the devices; zero where one is held at zero
     samples: tuple[StepSample, ...]
+    devices: tuple[str, ...] = ()  # where the samples have several
 
-    def seconds(self, work: Mapping[str, float]) -> float:
-        """Return the predicted time of a step."""
-        return sum(self.slowness[kind] * value for kind, value in work.items())
+    def longer(self, device: str) -> float:
+        """Return how many times as long work takes on a device as on a usual one."""
+        return 1 / (1 - sum(self.slowness[one] * x for one, x in self._apart(device).items()))
 
-    def variance(self, work: Mapping[str, float]) -> float:
-        """Return the variance of the relative error without noise: what the fit doesn't know."""
-        total = self.seconds(work)
-        row = [work.get(kind, 0.0) / total for kind in self.kinds]
-        known = max(_bilinear(row, self.covariance, row), 0.0)
-        unknown = (
-            (self.belief.deviation[kind] * value / total) ** 2
-            for kind, value in work.items()
-            if kind not in self.kinds
-        )
-        return known + sum(unknown)
+    def _apart(self, device: str) -> dict[str, float]:
+        if device not in self.devices:
+            return {}
+        return {one: (one == device) - 1 / len(self.devices) for one in self.devices}
+
+    def seconds(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
+        """Return the predicted time of a step, on a usual node if it names none that is known."""
+        total = sum(self.slowness[kind] * value for kind, value in work.items())
+        return total * self.longer(device) / (1 - self._of_node(node)[0][-1])
+
+    def variance(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
+        """Return the variance of the relative error without noise: what the fit doesn't know.
+
+        The noise has in it what an unknown node may differ by, so a known one has less.
+        """
+        total = self.seconds(work, device)
+        (*seen, _), share = self._of_node(node)
+        row = [a - b for a, b in zip(self._row(work, device, total), seen, strict=True)]
+        known = max(_dot(row, _times(self.covariance, row)), 0.0) + share - DEVICE_SPREAD**2
+        unknown = [self.belief.deviation[kind] * work[kind] for kind in work.keys() - {*self.kinds}]
+        other = DEVICE_SPREAD * bool(self.devices and device not in self.devices)
+        return known + math.hypot(other, *(one / total for one in unknown)) ** 2
+
+    def _row(self, work: Mapping[str, float], device: str, seconds: float) -> list[float]:
+        apart = self._apart(device)
+        row = [work.get(kind, 0.0) / seconds for kind in self.kinds]
+        return row + [apart.get(one, 0.0) for one in self.devices]
+
+    def _rows(self, samples: Sequence[StepSample]) -> Matrix:
+        """Return the work of samples and, last in a row, their relative errors, over the noise."""
+        made: Matrix = []
+        for one in samples:
+            error = 1 / self.longer(one.device) - self.seconds(one.work) / one.seconds
+            row = (*self._row(one.work, one.device, one.seconds), error)
+            made.append([value * one.seconds / one.scale for value in row])
+        return made
+
+    def _of_node(self, node: str) -> tuple[list[float], float]:
+        """Return what a node's samples share: of their rows, and its variance when they are known.
+
+        Of the errors it is by how much longer a step takes there, relative to the step.
+        """
+        if not node:
+            return [0.0] * (len(self.kinds) + len(self.devices) + 1), DEVICE_SPREAD**2
+        samples = [one for one in self.samples if one.node == node]
+        shared = [one.seconds / one.scale for one in samples]
+        share = _share(shared)
+        columns = zip(*self._rows(samples), strict=True)
+        return [share * _dot(shared, column) for column in columns] or self._of_node("")[0], share
 
     @cached_property
     def left_out(self) -> tuple[float, ...]:
-        """Standardised error of each sample, predicted without all samples of its configuration.
+        """Standardised error of each sample, predicted without all samples of its node.
 
-        With the kinds at zero kept there, leaving out rows X is a change of low rank: residuals
-        (I - X C X^T)^-1 r and predictive covariance its inverse (Cook and Weisberg 1982).
+        Without a node, without those of its configuration. With the kinds at zero kept there, what
+        is left out has the inverse of its block of the precision (of all samples together, beliefs
+        in them) as its predictive covariance (Rasmussen and Williams 2006, 5.4.2).
         """
-        groups: dict[str, list[int]] = {}
-        for index, sample in enumerate(self.samples):
-            groups.setdefault(sample.configuration, []).append(index)
+        groups: dict[tuple[bool, str], list[int]] = {}
+        for index, one in enumerate(self.samples):
+            key = (True, one.node) if one.node else (False, one.configuration)
+            groups.setdefault(key, []).append(index)
         found = [0.0] * len(self.samples)
         for group in groups.values():
-            rows = [self.samples[index].row(self.kinds) for index in group]
-            shared = [[_bilinear(one, self.covariance, two) for two in rows] for one in rows]
-            size = len(group)
-            rest = [
-                [(1.0 if i == j else 0.0) - shared[i][j] for j in range(size)] for i in range(size)
-            ]
-            inverse = _inverse(rest)
-            errors = [
-                (self.samples[index].seconds - self.seconds(self.samples[index].work))
-                / self.samples[index].scale
-                for index in group
-            ]
-            for i, index in enumerate(group):
-                error = sum(inverse[i][j] * errors[j] for j in range(size))
+            errors, variances = self._without([self.samples[index] for index in group])
+            for index, error, variance in zip(group, errors, variances, strict=True):
                 one = self.samples[index]  # back to the noise that intervals start from
-                noise = one.doubt / math.hypot(1.0, one.unsure / NOISE)
-                found[index] = noise * error / math.sqrt(max(inverse[i][i], 1.0))
+                known = variance - (one.own * one.doubt) ** 2
+                noise = math.hypot(one.own, one.unsure)
+                found[index] = error / math.sqrt(max(known, 0.0) + noise**2)
         return tuple(found)
+
+    def _without(self, samples: Sequence[StepSample]) -> tuple[list[float], list[float]]:
+        """Return the relative errors of samples predicted without them, and their variances."""
+        rows = self._rows(samples)
+        scales = [one.own * one.doubt for one in samples]
+        shared = [bool(one.node) / scale for one, scale in zip(samples, scales, strict=True)]
+        share = _share(shared)
+        total = [_dot(shared, column) for column in zip(*rows, strict=True)]
+        rows = [
+            [value - share * mine * all_ for value, all_ in zip(row, total, strict=True)]
+            for row, mine in zip(rows, shared, strict=True)
+        ]
+        precision: Matrix = []
+        for i, (*row, _) in enumerate(rows):
+            turned = _times(self.covariance, row)
+            known = [
+                share * shared[i] * mine + _dot(turned, one)
+                for mine, one in zip(shared, rows, strict=True)
+            ]
+            precision.append([(i == j) - value for j, value in enumerate(known)])
+        inverse = _inverse(precision)
+        errors = [row[-1] for row in rows]
+        return (
+            [scale * _dot(row, errors) for scale, row in zip(scales, inverse, strict=True)],
+            [scale**2 * inverse[i][i] for i, scale in enumerate(scales)],
+        )
 
 
 def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
@@ -116,7 +185,7 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
     )
     found = least_squares(ordered, belief)
     for _ in range(_ROUNDS):
-        errors = [abs(found.seconds(one.work) / one.seconds - 1) for one in ordered]
+        errors = [abs(found.seconds(one.work, one.device) / one.seconds - 1) for one in ordered]
         doubts = [max(error / _CLEAN_ERROR, 1.0) for error in errors]
         ordered = tuple(
             replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
@@ -133,33 +202,72 @@ def least_squares(
     A vague belief holds each kind that would cost nothing.
     """
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work} - held))
-    place, size = {kind: i for i, kind in enumerate(kinds)}, len(kinds)
-    matrix, vector = [[0.0] * size for _ in kinds], [0.0] * size
+    devices = tuple(sorted({one.device for one in ordered}))
+    devices = devices if len(devices) > 1 else ()
+    names = (*kinds, *devices)
+    place, size = {name: i for i, name in enumerate(names)}, len(names)
+    matrix, vector = [[0.0] * size for _ in names], [0.0] * size
+    nodes: dict[str, Node] = {}
     for one in ordered:  # most kinds of work are in few samples
         scale, believed = one.scale, sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
         filled = [(place[kind], value / scale) for kind, value in one.work.items() if kind in place]
+        each = one.seconds / scale
+        filled += [(place[d], each * ((d == one.device) - 1 / len(devices))) for d in devices]
+        rest = (one.seconds - believed) / scale
         for i, value in filled:
-            vector[i] += value * (one.seconds - believed) / scale
+            vector[i] += value * rest
             for j, other in filled:
                 matrix[i][j] += value * other
-    for i, kind in enumerate(kinds):
-        weight = belief.deviation[kind] ** -2
+        if one.node:
+            nodes.setdefault(one.node, []).append((each, rest, filled))
+    for group in nodes.values():
+        _take_off(matrix, vector, group)
+    for i, name in enumerate(names):
+        weight = (DEVICE_SPREAD if name in devices else belief.deviation[name]) ** -2
         matrix[i][i] += weight
-        vector[i] += weight * belief.mean[kind]
-    values, covariance = _not_negative(matrix, vector)
-    slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
+        vector[i] += weight * (0.0 if name in devices else belief.mean[name])
+    values, covariance = _not_negative(matrix, vector, len(kinds))
+    slowness = dict(belief.mean) | dict(zip(names, values, strict=True))
     if belief.vague and (free := {kind for kind in kinds if slowness[kind] <= 0}):
         return least_squares(ordered, belief, held | free)
-    return RateFit(belief, kinds, slowness, covariance, ordered)
+    return RateFit(belief, kinds, slowness, covariance, ordered, devices)
 
 
-def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Matrix]:
-    """Return the minimum without negative values, and the inverse over those above zero."""
+# Of each sample of a node: its seconds, its seconds without what is held, its work; over its scale.
+Node = list[tuple[float, float, list[tuple[int, float]]]]
+
+
+def _share(seconds: Sequence[float]) -> float:
+    """Return the variance of what a node's samples share, of its samples' sum over their scale."""
+    return 1 / (sum(one * one for one in seconds) + DEVICE_SPREAD**-2)
+
+
+def _take_off(matrix: Matrix, vector: list[float], node: Node) -> None:
+    """Take off the normal equations what the samples of a node share, whose size is not known."""
+    share = _share([each for each, _, _ in node])
+    total, rest = [0.0] * len(vector), sum(each * rest for each, rest, _ in node)
+    for each, _, filled in node:
+        for i, value in filled:
+            total[i] += each * value
+    for i, one in enumerate(total):
+        if one:
+            vector[i] -= share * one * rest
+            matrix[i] = [a - share * one * b for a, b in zip(matrix[i], total, strict=True)]
+
+
+def _not_negative(
+    matrix: Matrix, vector: list[float], first: int | None = None
+) -> tuple[list[float], Matrix]:
+    """Return the minimum without negative values, and the inverse over those above zero.
+
+    Only the ``first`` so many may not be negative, all by default.
+    """
     size = len(vector)
+    held = range(size if first is None else first)
     free = set(range(size))
     for _ in range(3 * size + 1):
         values, covariance = _solved(matrix, vector, free)
-        negative = [i for i in free if values[i] < 0]
+        negative = [i for i in free if values[i] < 0 and i in held]
         if negative:
             free.remove(min(negative, key=lambda i: values[i]))
             continue
@@ -173,7 +281,7 @@ def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Mat
             return values, covariance
         free.add(best)
     values, covariance = _solved(matrix, vector, free)
-    return [max(value, 0.0) for value in values], covariance
+    return [max(value, 0.0) if i in held else value for i, value in enumerate(values)], covariance
 
 
 def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[float], Matrix]:
@@ -204,9 +312,9 @@ def _inverse(matrix: Matrix) -> Matrix:
     return work
 
 
-def _bilinear(left: Sequence[float], matrix: Matrix, right: Sequence[float]) -> float:
-    return sum(
-        a * sum(c * b for c, b in zip(row, right, strict=True))
-        for a, row in zip(left, matrix, strict=True)
-        if a
-    )
+def _times(matrix: Matrix, vector: Sequence[float]) -> list[float]:
+    return [_dot(row, vector) for row in matrix]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(map(mul, left, right))

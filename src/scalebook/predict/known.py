@@ -43,6 +43,7 @@ class KnownRate:
     ran: Mapping[str, Any]  # options that were on, as the trainer said
     seconds: float
     around_seconds: float | None = None  # between start and end of the run, outside its steps
+    node: str = ""  # equal for runs of one node, as far as it is known; empty: not known
 
     @property
     def architecture(self) -> str:
@@ -57,14 +58,23 @@ class KnownRate:
         found = amounts(self.config, self.shape, reference, self.ran)
         key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
-        model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
-        unsure = sum(found.unsure.values()) / self.seconds
-        return StepSample(self.seconds, found.seconds, key, family, ranks, model, narrow, unsure)
+        return StepSample(
+            self.seconds,
+            found.seconds,
+            key,
+            family,
+            ranks,
+            base_name(self.config, self.shape),
+            narrowest(self.config, self.shape),
+            sum(found.unsure.values()) / self.seconds,
+            device=self.accelerator.name if self.accelerator else "",
+            node=self.node,
+        )
 
 
-def base_name(shape: ModelShape) -> str:
-    """Return the name of a model, whatever its number of layers."""
-    return shape.name.partition("@")[0]
+def base_name(config: RunConfig, shape: ModelShape) -> str:
+    """Return the name of a model with its precision, whatever its number of layers."""
+    return f"{shape.name.partition('@')[0]} {config.precision}"
 
 
 def narrowest(config: RunConfig, shape: ModelShape) -> float:
@@ -119,7 +129,23 @@ def known_rate(run: Run) -> KnownRate | str:
         return "its accelerator is not in the catalog"
     ran = {name: record.observed.get(name) for name in (*SWITCHES, *KERNELS)}
     seconds = config.tokens_per_step / rates.tokens_per_second
-    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, _around(run))
+    around, node = _around(run), _node(record)
+    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, around, node)
+
+
+def _node(record: RunRecord) -> str:
+    """Return what runs of one node share: its first device, which every run on it uses.
+
+    Older records do not name their devices. Those of one commit and day, on nodes with as many
+    devices of a kind, are taken to be of one node, which lets them teach less, not more.
+    """
+    known = record.environment
+    ids, commit = text_of(known.get("device_ids")), text_of(known.get("git_commit"))
+    if ids:
+        return ids.split()[0]
+    day = (record.started_at or "")[:10]
+    devices = f"{known.get('accelerators_per_node')} {known.get('accelerator')}"
+    return f"{commit} {day} {devices}" if commit and day else ""
 
 
 def _unknown(record: RunRecord, config: RunConfig | None) -> str | None:

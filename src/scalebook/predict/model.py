@@ -16,10 +16,12 @@ from statistics import median
 from typing import Any
 
 from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
 from scalebook.facts.legality import fit as fit_memory
+from scalebook.measure.intervals import student_quantile
 from scalebook.measure.probes.files import newest
 from scalebook.measure.probes.types import MachineIdentity, Probe
 from scalebook.predict import kinds
@@ -32,14 +34,15 @@ from scalebook.untrusted import html_table
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
-_UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
 _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
-WRITTEN_BEFORE, HELD_BEFORE = 58, 46
+# And how many of these runs are in today's intervals, of the runs before each round.
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 58, 46, 51
+_WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -110,11 +113,13 @@ class Predictor:
         # Bounded, so that one layout that no kind explains does not widen all others.
         bounded = sum(min(error, _LARGEST_SQUARE) for error in every)
         overall = (bounded + _PRIOR_RUNS) / (len(every) + _PRIOR_RUNS)
-        found = {
-            name: math.sqrt((sum(group) + _PRIOR_RUNS * overall) / (len(group) + _PRIOR_RUNS))
-            for name, group in groups.items()
-        }
-        return found | {"": _UNSEEN_LAYOUT * math.sqrt(overall)}
+        groups[""] = []  # a layout that no run has
+        found: dict[str, float] = {}
+        for name, group in groups.items():
+            freedom = len(group) + _PRIOR_RUNS
+            square = (sum(group) + _PRIOR_RUNS * overall) / freedom
+            found[name] = math.sqrt(square) * student_quantile(freedom, 0.95) / _QUANTILE
+        return found
 
     def distance(self, config: RunConfig, shape: ModelShape) -> float:
         """Return the relative deviation for how far a configuration is from every run.
@@ -128,7 +133,7 @@ class Predictor:
         low, high = min(one.width for one in samples), max(one.width for one in samples)
         larger = max(math.log2(config.world_size / ranks), 0.0)
         outside = max(math.log2(low / width), math.log2(width / high), 0.0)
-        other = base_name(shape) not in {one.model for one in samples}
+        other = base_name(config, shape) not in {one.model for one in samples}
         return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
 
     def step(
@@ -139,13 +144,15 @@ class Predictor:
         The configuration must be legal. ``ran`` names options as a run recorded them.
         """
         work = amounts(config, shape, self.machine, ran)
-        slowness = self.fitted.slowness
+        device = self.accelerator.name if self.accelerator else ""
+        longer = self.fitted.longer(device)
+        slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
         parts = {
             kind: slowness[kind] * (value - work.idle.get(kind, 0.0))
             for kind, value in work.seconds.items()
         }
         parts["bubble"] = sum(slowness[kind] * value for kind, value in work.idle.items())
-        variance = NOISE**2 + self.fitted.variance(work.seconds)
+        variance = NOISE**2 + self.fitted.variance(work.seconds, device)
         width = self.widths.get(layout(config, ran), self.widths[""])
         variance = variance * width**2 + self.distance(config, shape) ** 2
         if self.foreign:
@@ -190,6 +197,22 @@ class Predictor:
             basis=self.basis,
             warnings=tuple(self._warnings(config, parts, verdict, why)),
         )
+
+    def answer(self, config: RunConfig) -> Prediction:
+        """Return the prediction of a configuration, if it says more than its order of magnitude.
+
+        Raises:
+            ConfigError: the configuration is illegal, or its interval is wider than a factor of 10.
+        """
+        found = self.predict(config)
+        if found.high > _WIDEST * found.low:
+            ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (found.low, found.high))
+            raise ConfigError(
+                f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
+                f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
+                "'scalebook probe', narrows it; 'scalebook check' has its memory."
+            )
+        return found
 
     def _mfu(
         self, config: RunConfig, shape: ModelShape, rate: float
@@ -316,9 +339,9 @@ def slower_than_parts(
     if not found.fitted.samples:
         return None
     sample = rate.sample
-    seconds = found.fitted.seconds(sample.work)
+    seconds = found.fitted.seconds(sample.work, sample.device, sample.node)
     width = found.widths.get(sample.layout, found.widths[""])
-    known = NOISE**2 + found.fitted.variance(sample.work)
+    known = NOISE**2 + found.fitted.variance(sample.work, sample.device, sample.node)
     deviation = math.hypot(width * math.sqrt(known), sample.unsure)
     spread = math.exp(_QUANTILE * deviation)
     return {

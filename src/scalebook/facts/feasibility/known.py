@@ -212,7 +212,7 @@ def scope_of(cell: Cell) -> tuple[object, ...]:
     return tuple(getattr(cell, name) for name in SCOPE)
 
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "backward")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Model states follow Megatron's mixed precision (docs/source/api-guide/dist_optimizer.md).
 Activations are counted tensor by tensor (``memory.activations``) and kept for as many microbatches
-as the schedule has in flight (arXiv 2205.05198, section 4.2.3). Left out: the context of the
+as the schedule has in flight (arXiv 2205.05198, section 4.2.3). The fullest moment is the output
+layer's backward pass, or that of the layer whose gradients hold most. Left out: the context of the
 driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 """
 
@@ -62,13 +63,15 @@ class StageMemory:
     activations: float
     logits: float
     gathered: float  # whole layers that FSDP holds for a moment
+    backward: float = 0.0  # what gradients hold for a moment beyond the room of the logits
     update: float = 0.0  # what the optimizer's step needs beyond the room that activations leave
 
     @property
     def total(self) -> float:
         """The sum of all parts (GiB)."""
         states = self.parameters + self.gradients + self.optimizer
-        return states + self.activations + self.logits + self.gathered + self.update
+        passing = self.logits + self.gathered + self.backward + self.update
+        return states + self.activations + passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +209,16 @@ def _stage(job: _Job, stage: int) -> StageMemory:
     numbers = job.numbers
     sharding = job.parallelism.data_parallel_sharding
     everything = sharding == "full"
+    if everything:  # torch's keeps the optimizer's fp32 weights, and casts what it gathers
+        numbers = replace(numbers, weights=4.0, optimizer=8.0)
     kept, logits = _activation_bytes(job, stage)
+    gathered = _gathered_bytes(job, stage, count.total, logits > 0) if everything else 0.0
+    backward = _backward_bytes(job, stage, logits, gathered)
     copies = count.linear * numbers.copies
     parameters = numbers.weights * _shared_out(count, job.parallelism, shared=everything) + copies
     gradients = numbers.gradients * _shared_out(count, job.parallelism, shared=everything)
     own = _shared_out(count, job.parallelism, shared=sharding != "none")
     optimizer = numbers.optimizer * own
-    gathered = _gathered_bytes(job, stage, count.total) if everything else 0.0
     return StageMemory(
         stage=stage,
         parameters=parameters / GIB,
@@ -221,7 +227,8 @@ def _stage(job: _Job, stage: int) -> StageMemory:
         activations=kept / GIB,
         logits=logits / GIB,
         gathered=gathered / GIB,
-        update=max(0.0, job.passing * own - kept - logits - gathered) / GIB,
+        backward=backward / GIB,
+        update=max(0.0, job.passing * own - kept - logits - gathered - backward) / GIB,
     )
 
 
@@ -235,20 +242,23 @@ def _shared_out(count: Count, parallelism: Parallelism, *, shared: bool) -> floa
     return count.dense / replicas + count.expert / max(stage_ranks / holders, 1)
 
 
-def _gathered_bytes(job: _Job, stage: int, every: float) -> float:
-    """FSDP: two whole layers (one computing, one prefetched) and one layer's gradients.
+def _largest_layer(job: _Job, stage: int) -> float:
+    """Return the parameters of the stage's largest layer."""
+    chunks = stage_layers(job.shape, job.parallelism, stage)
+    kinds = {is_moe(job.shape, layer) for chunk in chunks for layer in chunk}
+    return max(
+        (layer_count(job.shape, job.parallelism, moe=kind).total for kind in kinds), default=0.0
+    )
+
+
+def _gathered_bytes(job: _Job, stage: int, every: float, head: bool) -> float:
+    """FSDP: the output layer and a prefetched one, of a stage without a ``head`` two layers.
 
     If gathered once per step, all ``every`` weights of the stage.
     """
-    if job.parallelism.data_parallel_size * job.parallelism.context_parallel_size == 1:
-        return 0.0
-    chunks = stage_layers(job.shape, job.parallelism, stage)
-    kinds = {is_moe(job.shape, layer) for chunk in chunks for layer in chunk}
-    largest = max(
-        (layer_count(job.shape, job.parallelism, moe=kind).total for kind in kinds), default=0.0
-    )
-    weights = every if job.parallelism.gathers_once else 2 * largest
-    return weights * job.numbers.weights + largest * job.numbers.gradients
+    two = _largest_layer(job, stage)
+    two += activations.head_elements(job.shape, job.parallelism) if head else two
+    return job.numbers.weights * (every if job.parallelism.gathers_once else two)
 
 
 def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
@@ -261,9 +271,6 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     placed = [list(enumerate(chunk)) for chunk in chunks]
     sizes = [sum(_layer_bytes(job, layer, at) for at, layer in chunk) for chunk in placed]
     kept = flights * max(sizes) if len(sizes) > 1 else flights * sum(sizes)
-    kept += max(
-        (_working_bytes(job, layer, at) for chunk in placed for at, layer in chunk), default=0.0
-    )
     # One of them is on its way back while the layer above is computed.
     away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
     kept -= away * activations.gate_and_up_bytes(shape, parallelism, work)
@@ -274,6 +281,28 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     module = _layer_bytes(job, shape.num_layers - 1)
     module += activations.further_token_bytes(shape, parallelism, work)
     return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
+
+
+def _backward_bytes(job: _Job, stage: int, logits: float, gathered: float) -> float:
+    """Bytes that gradients hold beyond the logits, which are gone when those of layers come.
+
+    FSDP has gathered two layers then, and makes the gradients of one.
+    """
+    given, weight = (job.shape, job.parallelism, job.work), job.numbers.weights
+    head = activations.head_gradient_bytes(*given, weight) if logits else 0.0
+    room = logits
+    if job.parallelism.data_parallel_sharding == "full":
+        one = _largest_layer(job, stage)
+        held = gathered if job.parallelism.gathers_once else 2 * weight * one
+        room += gathered - held - job.numbers.gradients * one
+        weight = 0.0
+    layers = [
+        _working_bytes(job, layer, at)
+        + activations.backward_bytes(*given, weight, moe=is_moe(job.shape, layer))
+        for chunk in stage_layers(job.shape, job.parallelism, stage)
+        for at, layer in enumerate(chunk)
+    ]
+    return max(head, max(layers, default=0.0) - room)
 
 
 def _recomputed(job: _Job, at: int) -> bool:

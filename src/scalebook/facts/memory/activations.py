@@ -3,7 +3,8 @@
 Counted tensor by tensor for a pre-norm layer without dropout, as the fused kernels of Transformer
 Engine or torch keep them: a gated MLP keeps gate, up and their product (3 f), a plain one 2 f. For
 h = q = kv and f = 4 h it is s b h (34 - 2) of Korthikanti et al. (arXiv 2205.05198) less the two
-dropout masks. Temporary buffers of kernels and collectives are left out.
+dropout masks. Of what the backward pass holds for a moment, ``backward_bytes`` and
+``head_gradient_bytes`` count what is large; buffers of kernels and collectives are left out.
 """
 
 from __future__ import annotations
@@ -124,6 +125,49 @@ def head_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> t
     return norm, work.tokens * width * per_element
 
 
+def head_gradient_bytes(
+    shape: ModelShape, parallelism: Parallelism, work: Workload, weight: float
+) -> float:
+    """Return bytes next to the logits when their gradient goes back through the output layer.
+
+    They are the gradient of its input, and a tensor of the size of its weight of ``weight`` bytes
+    an element: autograd wants one although the gradient was added to the main one.
+    """
+    inputs = work.tokens * work.element_bytes * shape.hidden_size
+    return inputs + weight * head_elements(shape, parallelism)
+
+
+def head_elements(shape: ModelShape, parallelism: Parallelism) -> float:
+    """Return the weights of the output layer on one rank."""
+    rows = padded_vocab_size(shape.vocab_size, parallelism.tensor_parallel_size)
+    return rows * shape.hidden_size / parallelism.tensor_parallel_size
+
+
+def backward_bytes(
+    shape: ModelShape, parallelism: Parallelism, work: Workload, weight: float, *, moe: bool
+) -> float:
+    """Return bytes that the gradients of a layer's MLP hold at the most, less what they release.
+
+    Its last product, activation and first product: each needs the gradients of its output and
+    input, and products that of their weight (see above), of all experts of a rank at once. Before
+    experts, a token's gradient is copied to each of them.
+    """
+    wide, hidden = 2 if shape.gated_mlp else 1, shape.hidden_size
+    size, copied = shape.ffn_hidden_size / parallelism.tensor_parallel_size, 0.0
+    elements = size * hidden
+    if moe and shape.moe is not None:
+        ranks = parallelism.expert_parallel_size * parallelism.expert_tensor_parallel_size
+        elements = shape.moe.num_experts * shape.moe.ffn_hidden_size * hidden / ranks
+        share = shape.moe.top_k * replicated_share(parallelism)
+        size, copied = share * shape.moe.ffn_hidden_size, share * hidden
+    each = work.tokens * work.element_bytes
+    return max(
+        each * (hidden + copied + size) + weight * elements,
+        each * (hidden + wide * size),
+        each * (hidden + (copied or hidden) - size) + weight * wide * elements,
+    )
+
+
 def further_token_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
     """Return bytes that a multi-token prediction module keeps in addition to its layer.
 
@@ -139,31 +183,41 @@ def replicated_share(parallelism: Parallelism) -> float:
 
 
 def _attention(shape: ModelShape, parallelism: Parallelism) -> float:
-    """Elements a token of queries, keys, values and output."""
+    """Elements a token of queries, keys, values and output.
+
+    Context-parallel ranks keep the keys and values of all (a ring of them would keep its own). A
+    norm of queries and keys keeps its inputs: a copy of the queries, and of the keys a view of the
+    product that holds all three.
+    """
     tensor = parallelism.tensor_parallel_size
     if shape.mla is not None:
         return _latent_attention(shape, shape.mla, parallelism)
     queries = shape.num_attention_heads * shape.head_dim / tensor
     # More ranks than key-value groups repeat them: never less than one group a rank.
     keys = max(shape.num_query_groups / tensor, 1) * shape.head_dim
-    return 2 * queries + 2 * keys
+    before = 2 * queries + 2 * keys if shape.qk_norm else 0.0
+    return 2 * queries + 2 * keys * parallelism.context_parallel_size + before
 
 
 def _latent_attention(shape: ModelShape, mla: MLAShape, parallelism: Parallelism) -> float:
     heads = shape.num_attention_heads / parallelism.tensor_parallel_size
     width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    core = heads * (2 * width + 2 * mla.v_head_dim)
+    every = parallelism.context_parallel_size
+    core = heads * (width + mla.v_head_dim) * (1 + every)
     # The latents before and after their norms.
     latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.qk_rope_head_dim
     return core + latents * replicated_share(parallelism)
 
 
 def _experts(shape: ModelShape, moe: MoEShape, parallelism: Parallelism) -> float:
-    """Elements a token of the router, the routed experts (evenly loaded) and the shared ones."""
+    """Elements a token of the router, the routed experts (evenly loaded) and the shared ones.
+
+    A token's weight is applied before an expert's last product, whose output nothing needs then.
+    """
     inner = parallelism.expert_tensor_parallel_size
     factor = 3 if shape.gated_mlp else 2
     # A routed token is copied to each of its experts, and gathered over expert-tensor ranks.
-    routed = 2 * shape.hidden_size * inner + factor * moe.ffn_hidden_size
+    routed = shape.hidden_size * inner + factor * moe.ffn_hidden_size
     routed = moe.top_k * routed * replicated_share(parallelism)
     shared = factor * moe.shared_ffn_hidden_size / parallelism.tensor_parallel_size
     router = 2 * moe.num_experts * replicated_share(parallelism)

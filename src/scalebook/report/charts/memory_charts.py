@@ -24,7 +24,9 @@ from scalebook.report.charts.figure import (
 )
 from scalebook.report.charts.theme import GREY, PALETTE
 
-PART_NAMES = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
+PART_NAMES = (
+    *("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "backward"),
+)
 # Two runs of one place in a map may disagree; so there are four verdicts.
 VERDICTS = ("fits", "out of memory", "both", "cannot tell")
 KINDS = ("shown by a run", "inferred", "predicted")
