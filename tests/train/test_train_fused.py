@@ -97,6 +97,73 @@ def test_what_is_written_in_place_is_compiled_without_a_trial_of_two_launches(
     assert settings.triton.autotune_pointwise is True  # what the option turns off
 
 
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what would be compiled run as it is written."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(fused, "compiled_in_place", lambda function, **_: function)
+    fused._compiled_swiglu.cache_clear()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_of_swiglu_written_out_is_autograds(
+    monkeypatch: pytest.MonkeyPatch, weighted: bool
+):
+    uncompiled(monkeypatch)
+    generator = torch.Generator().manual_seed(11)
+    shape = (15, 8) if weighted else (5, 3, 8)
+    leaves = [torch.randn(shape, generator=generator).requires_grad_()]
+    if weighted:
+        leaves.append(torch.rand(15, 1, generator=generator).requires_grad_())
+    gate, up = leaves[0].chunk(2, dim=-1)
+    expected = functional.silu(gate) * up * (leaves[1] if weighted else 1)
+    grad = torch.randn(expected.shape, generator=generator)
+    found = fused.compiled_swiglu(*leaves)
+    fused._compiled_swiglu.cache_clear()
+    torch.testing.assert_close(found, expected)
+    for own, plain in zip(
+        torch.autograd.grad(found, leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, plain)
+
+
+@pytest.mark.skipif(not fused.can_compile(), reason="no C compiler")
+def test_the_gradient_of_swiglu_is_one_pass_for_any_number_of_rows():
+    metrics: Any = import_module("torch._inductor.metrics")
+    metrics.reset()
+    fused.compiled_in_place.cache_clear()
+    for rows in (6, 9):
+        doubled = torch.randn(rows, 32)
+        weights, gradient = torch.rand(rows, 1), torch.empty_like(doubled)
+        given = torch.randn(rows, 16), doubled, weights, *gradient.chunk(2, dim=-1)
+        fused.any_rows(*given)
+        fused.compiled_in_place(fused._swiglu_gradient, dynamic=None)(*given)
+        plain = doubled.requires_grad_()
+        gate, up = plain.chunk(2, dim=-1)
+        (functional.silu(gate) * up * weights * given[0]).sum().backward()
+        torch.testing.assert_close(gradient, plain.grad)
+    assert metrics.generated_kernel_count == 1
+
+
+def test_the_swiglu_of_an_mlp_is_ours_where_it_has_no_bias(monkeypatch: pytest.MonkeyPatch):
+    uncompiled(monkeypatch)
+    mlp: Any = import_module("megatron.core.transformer.mlp")
+    asked: list[Any] = []
+    monkeypatch.setattr(mlp, "bias_swiglu_impl", lambda *given: asked.append(given))
+    original = mlp.bias_swiglu_impl
+    doubled = torch.randn(3, 1, 8)
+    for remakes in (False, True):
+        fused.install_swiglu(fused=True, remakes=remakes)
+        product = mlp.bias_swiglu_impl(doubled, None, False, False)
+        assert hasattr(product, remake.ATTRIBUTE) == remakes
+        torch.testing.assert_close(product, fused.swiglu(doubled))
+    mlp.bias_swiglu_impl(doubled, torch.ones(8))
+    fused._compiled_swiglu.cache_clear()
+    assert len(asked) == 1
+    assert mlp.bias_swiglu_impl.original is original
+
+
 def test_a_norm_written_out_is_torchs():
     generator = torch.Generator().manual_seed(5)
     hidden, weight = (torch.randn(shape, generator=generator) for shape in ((4, 8), (8,)))

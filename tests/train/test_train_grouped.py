@@ -210,7 +210,9 @@ def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
     sizes, order = [3, 0, 4, 2], [2, 0, 3, 1]
     rows = torch.randn(9, 2, requires_grad=True)
     weights = torch.rand(9)
-    found, own = permutation.sort_chunks(rows, torch.tensor(sizes), torch.tensor(order), weights)
+    found, own = permutation.sort_chunks(
+        rows, torch.tensor(sizes), torch.tensor(order), weights, {}
+    )
     expected = torch.cat([rows.split(sizes)[piece] for piece in order])
     torch.testing.assert_close(found, expected)
     assert own is not None
@@ -231,11 +233,12 @@ def test_places_are_computed_once_for_a_change_and_what_undoes_it(
 
     monkeypatch.setattr(permutation, "_places", counted)
     rows, order = torch.randn(9, 2), torch.tensor([2, 0, 3, 1])
+    undoing: permutation.Undoing = {}
     for sizes in ([3, 0, 4, 2], [1, 5, 0, 3]):  # of two layers
-        there, _ = permutation.sort_chunks(rows, torch.tensor(sizes), order, None)
+        there, _ = permutation.sort_chunks(rows, torch.tensor(sizes), order, None, undoing)
         assert not torch.equal(there, rows)
         moved = torch.tensor(sizes)[order]
-        back, _ = permutation.sort_chunks(there, moved, order.argsort(), None)
+        back, _ = permutation.sort_chunks(there, moved, order.argsort(), None, undoing)
         torch.testing.assert_close(back, rows)
     assert computed == [[3, 0, 4, 2], [1, 5, 0, 3]]
 

@@ -214,7 +214,8 @@ def _compiled() -> Any:
 
 def weighted_compiled(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
     """Return the same in one pass; the number of tokens may change from call to call."""
-    for tensor in (doubled, weights):
-        torch_any._dynamo.maybe_mark_dynamic(tensor, 0)
+    if gated:
+        return fused.compiled_swiglu(doubled, weights)
+    fused.any_rows(doubled, weights)
     product: Tensor = _compiled()(doubled, weights, gated)
     return product

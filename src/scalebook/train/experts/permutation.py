@@ -21,6 +21,7 @@ from scalebook.parallelism import experts_need_no_host
 
 _compiler: Any = torch  # typed only in part
 Combine = Callable[[Tensor, Tensor], Tensor]
+Undoing = dict[Any, list[Tensor]]  # what undoes the last change of places, by what asks for it
 
 
 def _combine(rows: Tensor, places: Tensor) -> Tensor:
@@ -130,30 +131,32 @@ def _places(sizes: Tensor, chunks: Tensor, rows: int, device: torch.device) -> l
     ]
 
 
-_opposite: dict[Any, list[Tensor]] = {}  # what undoes the last change of places, by what asks
-
-
-def _order(sizes: Tensor, chunks: Tensor, rows: int, device: torch.device) -> list[Tensor]:
+def _order(
+    undoing: Undoing, sizes: Tensor, chunks: Tensor, rows: int, device: torch.device
+) -> list[Tensor]:
     """Return ``_places``; those of experts' outputs are the inverse of those of their inputs."""
 
     def key(*tensors: Any) -> tuple[Any, ...]:
         return device, *(tuple(tensor.tolist()) for tensor in tensors)
 
-    found = _opposite.pop(key(sizes, chunks), None)
+    found = undoing.pop(key(sizes, chunks), None)
     if found is None:
         found = _places(sizes, chunks, rows, device)
-        _opposite.clear()
-        _opposite[key(sizes[chunks], chunks.argsort())] = found[::-1]
+        undoing.clear()
+        undoing[key(sizes[chunks], chunks.argsort())] = found[::-1]
     return found
 
 
 def sort_chunks(
-    rows: Tensor, sizes: Tensor, chunks: Tensor, probs: Tensor | None
+    rows: Tensor, sizes: Tensor, chunks: Tensor, probs: Tensor | None, undoing: Undoing
 ) -> tuple[Tensor, Tensor | None]:
-    """Return rows and their weights with the pieces of these sizes in the order of ``chunks``."""
+    """Return rows and their weights with the pieces of these sizes in the order of ``chunks``.
+
+    ``undoing`` passes places on to the call that undoes this one.
+    """
     if torch.equal(chunks, torch.arange(len(chunks))):
         return rows, probs
-    order, back = _order(sizes.cpu(), chunks, len(rows), rows.device)
+    order, back = _order(undoing, sizes.cpu(), chunks, len(rows), rows.device)
     function: Any = _Reorder
     moved: Tensor | None = None if probs is None else function.apply(probs, order, back)
     return function.apply(rows, order, back), moved
@@ -163,14 +166,15 @@ def install(*, compiled: bool) -> None:
     """Put these in the place of Megatron-Core's, for what its dispatcher does without dropping."""
     dispatcher: Any = import_module("megatron.core.transformer.moe.token_dispatcher")
     combine = _compiled() if compiled else _combine
-    for name, make in {
-        "permute": _permute,
-        "unpermute": _unpermute,
-        "sort_chunks_by_idxs": _sort,
-    }.items():
+    undoing: Undoing = {}
+    for name, make, given in (
+        ("permute", _permute, combine),
+        ("unpermute", _unpermute, combine),
+        ("sort_chunks_by_idxs", _sort, undoing),
+    ):
         original = getattr(dispatcher, name)
         if not isinstance(original, partial):
-            setattr(dispatcher, name, partial(make, original, combine))
+            setattr(dispatcher, name, partial(make, original, given))
     _leave_counts(dispatcher.MoEAlltoAllTokenDispatcher)
 
 
@@ -213,8 +217,8 @@ def _unpermute(
 
 
 def _sort(
-    original: Any, _: Combine, rows: Tensor, sizes: Any, chunks: Tensor, **options: Any
+    original: Any, undoing: Undoing, rows: Tensor, sizes: Any, chunks: Tensor, **options: Any
 ) -> Any:
     if options.get("fused") or chunks.is_cuda:
         return original(rows, sizes, chunks, **options)
-    return sort_chunks(rows, torch.as_tensor(sizes), chunks, options.get("probs"))
+    return sort_chunks(rows, torch.as_tensor(sizes), chunks, options.get("probs"), undoing)

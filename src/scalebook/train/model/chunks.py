@@ -111,8 +111,8 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
     if on.fused_rope and not on.transformer_engine:
         fused.compile_rotary_embedding()
-    if megatron_config.remakes_activation(config, shape):
-        fused.remake_activation(fused=on.fused_activation)
+    remakes = megatron_config.remakes_activation(config, shape)
+    fused.install_swiglu(fused=on.fused_activation, remakes=remakes)
     if on.grouped_gemm and not on.transformer_engine:
         permutation.install(compiled=on.fused_activation)
 
