@@ -206,6 +206,14 @@ def test_tokens_lie_expert_by_expert_and_come_back_as_the_sum_of_their_rows() ->
         torch.testing.assert_close(found, reference)
 
 
+def test_rows_are_added_up_one_after_another_as_in_a_sum() -> None:
+    rows, places = torch.randn(24, 4).bfloat16(), torch.randperm(24).view(3, 8)
+    found = permutation._combine_each(rows, places)
+    assert found.dtype == torch.bfloat16
+    exact = torch.stack([rows[place].double().sum(0) for place in places])
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+
+
 def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
     sizes, order = [3, 0, 4, 2], [2, 0, 3, 1]
     rows = torch.randn(9, 2, requires_grad=True)

@@ -29,9 +29,21 @@ def _combine(rows: Tensor, places: Tensor) -> Tensor:
     return rows[places].sum(1)
 
 
+def _combine_each(rows: Tensor, places: Tensor) -> Tensor:
+    """Return the same for the compiler, which would give the sum's terms to neighbouring threads.
+
+    Their rows lie apart: at 8 experts per token that reads at a quarter of the speed.
+    """
+    first, *others = places.unbind(1)
+    total = rows[first].float()
+    for place in others:
+        total = total + rows[place].float()
+    return total.to(rows.dtype)
+
+
 @cache
 def _compiled() -> Combine:
-    return _compiler.compile(_combine)
+    return _compiler.compile(_combine_each)
 
 
 class _Spread(torch.autograd.Function):
