@@ -131,19 +131,24 @@ def test_the_gradient_of_swiglu_written_out_is_autograds(
 @pytest.mark.skipif(not fused.can_compile(), reason="no C compiler")
 def test_the_gradient_of_swiglu_is_one_pass_for_any_number_of_rows():
     metrics: Any = import_module("torch._inductor.metrics")
+    tools: Any = import_module("torch._inductor.utils")
     metrics.reset()
     fused.compiled_in_place.cache_clear()
+    write = fused.compiled_in_place(fused._swiglu_gradient, dynamic=None)
+    given: Any = ()
     for rows in (6, 9):
         doubled = torch.randn(rows, 32)
         weights, gradient = torch.rand(rows, 1), torch.empty_like(doubled)
         given = torch.randn(rows, 16), doubled, weights, *gradient.chunk(2, dim=-1)
         fused.any_rows(*given)
-        fused.compiled_in_place(fused._swiglu_gradient, dynamic=None)(*given)
-        plain = doubled.requires_grad_()
+        write(*given)
+        plain = doubled.clone().requires_grad_()
         gate, up = plain.chunk(2, dim=-1)
         (functional.silu(gate) * up * weights * given[0]).sum().backward()
         torch.testing.assert_close(gradient, plain.grad)
     assert metrics.generated_kernel_count == 1
+    (source,) = tools.run_and_get_code(write, *given)[1]
+    assert "ks1" not in source  # the number of rows is all that it does not know
 
 
 def test_the_swiglu_of_an_mlp_is_ours_where_it_has_no_bias(monkeypatch: pytest.MonkeyPatch):
