@@ -88,10 +88,13 @@ def test_what_is_written_in_place_is_compiled_without_a_trial_of_two_launches(
         return function
 
     monkeypatch.setattr(torch, "compile", compiler)
-    fused.compiled_in_place.cache_clear()
+    caches = fused.compiled, fused.compiled_in_place
+    for one in caches:
+        one.cache_clear()
     logits, labels = logits_and_labels()
     cross_entropy(logits.requires_grad_() * 1.0, labels, OneRank(), compiled=True).sum().backward()
-    fused.compiled_in_place.cache_clear()
+    for one in caches:
+        one.cache_clear()
     assert asked["_gradient"] == {"dynamic": False, "options": {"triton.autotune_pointwise": False}}
     settings: Any = import_module("torch._inductor.config")
     assert settings.triton.autotune_pointwise is True  # what the option turns off
@@ -99,9 +102,8 @@ def test_what_is_written_in_place_is_compiled_without_a_trial_of_two_launches(
 
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what would be compiled run as it is written."""
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(fused, "compiled_in_place", lambda function, **_: function)
-    fused._compiled_swiglu.cache_clear()
+    for name in ("compiled", "compiled_in_place"):
+        monkeypatch.setattr(fused, name, lambda function, **_: function)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -117,8 +119,7 @@ def test_the_gradient_of_swiglu_written_out_is_autograds(
     gate, up = leaves[0].chunk(2, dim=-1)
     expected = functional.silu(gate) * up * (leaves[1] if weighted else 1)
     grad = torch.randn(expected.shape, generator=generator)
-    found = fused.compiled_swiglu(*leaves)
-    fused._compiled_swiglu.cache_clear()
+    found = fused.weighted_compiled(*leaves, True) if weighted else fused.compiled_swiglu(*leaves)
     torch.testing.assert_close(found, expected)
     for own, plain in zip(
         torch.autograd.grad(found, leaves, grad),
@@ -164,7 +165,6 @@ def test_the_swiglu_of_an_mlp_is_ours_where_it_has_no_bias(monkeypatch: pytest.M
         assert hasattr(product, remake.ATTRIBUTE) == remakes
         torch.testing.assert_close(product, fused.swiglu(doubled))
     mlp.bias_swiglu_impl(doubled, torch.ones(8))
-    fused._compiled_swiglu.cache_clear()
     assert len(asked) == 1
     assert mlp.bias_swiglu_impl.original is original
 

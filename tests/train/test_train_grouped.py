@@ -152,9 +152,9 @@ def test_the_activation_is_weighted_and_keeps_its_type() -> None:
     weights = torch.rand(6, 1)
     gate, up = doubled.chunk(2, dim=-1)
     expected = (torch.nn.functional.silu(gate) * up * weights).bfloat16()
-    torch.testing.assert_close(grouped.weighted(doubled, weights, True), expected)
+    torch.testing.assert_close(fused.weighted(doubled, weights, True), expected)
     plain = torch.nn.functional.gelu(doubled) * weights
-    torch.testing.assert_close(grouped.weighted(doubled, weights, False), plain.bfloat16())
+    torch.testing.assert_close(fused.weighted(doubled, weights, False), plain.bfloat16())
 
 
 def test_a_gradient_of_some_columns_is_added_up_over_the_ranks(

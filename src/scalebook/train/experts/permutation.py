@@ -9,7 +9,7 @@ experts as any other), and rows move by one gather each way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from scalebook.parallelism import experts_need_no_host
+from scalebook.train.layers import fused
 
-_compiler: Any = torch  # typed only in part
 Combine = Callable[[Tensor, Tensor], Tensor]
 Undoing = dict[Any, list[Tensor]]  # what undoes the last change of places, by what asks for it
 
@@ -39,11 +39,6 @@ def _combine_each(rows: Tensor, places: Tensor) -> Tensor:
     for place in others:
         total = total + rows[place].float()
     return total.to(rows.dtype)
-
-
-@cache
-def _compiled() -> Combine:
-    return _compiler.compile(_combine_each)
 
 
 class _Spread(torch.autograd.Function):
@@ -177,7 +172,7 @@ def sort_chunks(
 def install(*, compiled: bool) -> None:
     """Put these in the place of Megatron-Core's, for what its dispatcher does without dropping."""
     dispatcher: Any = import_module("megatron.core.transformer.moe.token_dispatcher")
-    combine = _compiled() if compiled else _combine
+    combine = fused.compiled(_combine_each) if compiled else _combine
     undoing: Undoing = {}
     for name, make, given in (
         ("permute", _permute, combine),

@@ -66,13 +66,20 @@ def can_compile() -> bool:
 
 
 @cache
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Any:
+    """Return a function, compiled once."""
+    compiler: Any = torch  # typed only in part
+    return compiler.compile(function, dynamic=dynamic)
+
+
+@cache
 def compiled_in_place(function: Callable[..., Any], *, dynamic: bool | None = False) -> Any:
     """Return a function that writes over an argument, compiled once.
 
     Torch would time two ways to launch it, and for each call copy the argument to the host and
     back if there is no room for a second: a minute for the logits of 131,072 tokens.
     """
-    compiler: Any = torch  # typed only in part
+    compiler: Any = torch
     return compiler.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
 
 
@@ -123,9 +130,9 @@ def install_rotary_embedding() -> None:
     """Put ours in the place of Megatron-Core's for whole heads of two halves; compile the rest."""
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
     theirs = rope._apply_rotary_pos_emb_bshd
-    compiler: Any = torch
+    plain = getattr(theirs, "original", theirs)
     # Queries and keys differ in shape: for any shape, it would be compiled a third time.
-    original = compiler.compile(getattr(theirs, "original", theirs), dynamic=False)
+    original = compiled(plain, dynamic=False)
 
     def rotate(tensor: Tensor, angles: Tensor, *given: Any, mscale: float = 1.0, **how: Any) -> Any:
         whole = tensor.shape[0] == angles.shape[0] and tensor.shape[-1] == angles.shape[-1]
@@ -133,7 +140,7 @@ def install_rotary_embedding() -> None:
             return rotated(tensor, angles)
         return original(tensor, angles, *given, mscale=mscale, **how)
 
-    rotate.original = getattr(theirs, "original", theirs)  # pyright: ignore[reportFunctionMemberAccess]
+    rotate.original = plain  # pyright: ignore[reportFunctionMemberAccess]
     rope._apply_rotary_pos_emb_bshd = rotate
 
 
@@ -143,15 +150,9 @@ def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> 
     return (wide * scale * weight.float()).to(hidden.dtype)
 
 
-@cache
-def _compiled_rms_norm() -> Any:
-    compiler: Any = torch
-    return compiler.compile(_rms_norm)
-
-
 def rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
     """Return torch's ``rms_norm`` over the last dimension, compiled into one pass each way."""
-    normalised: Tensor = _compiled_rms_norm()(hidden, shape, weight, eps)
+    normalised: Tensor = compiled(_rms_norm)(hidden, shape, weight, eps)
     return normalised
 
 
@@ -161,14 +162,9 @@ def swiglu(doubled: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-@cache
-def _compiled_swiglu() -> Any:
-    compiler: Any = torch
-    return compiler.compile(_weighted_swiglu)
-
-
-def _weighted_swiglu(doubled: Tensor, weights: Tensor | None) -> Tensor:
-    active = swiglu(doubled)
+def weighted(doubled: Tensor, weights: Tensor | None, gated: bool) -> Tensor:
+    """Return the activation, times the router's weight [tokens, 1] if any, in its input's type."""
+    active = swiglu(doubled) if gated else torch.nn.functional.gelu(doubled)
     return active if weights is None else (active * weights).to(doubled.dtype)
 
 
@@ -200,7 +196,7 @@ class _Swiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, doubled: Tensor, weights: Tensor | None) -> Tensor:
         ctx.save_for_backward(doubled, weights)
-        product: Tensor = _compiled_swiglu()(doubled, weights)
+        product: Tensor = compiled(weighted)(doubled, weights, True)
         return product
 
     @staticmethod
@@ -221,17 +217,21 @@ def any_rows(*tensors: Tensor) -> None:
         compiler._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
-def compiled_swiglu(doubled: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return SwiGLU of ``doubled`` [..., gate and up] in one pass each way.
-
-    With weights [tokens, 1] of rows [tokens, gate and up], whose number may change, times those.
-    """
-    if weights is not None:
-        any_rows(doubled, weights)
+def compiled_swiglu(doubled: Tensor) -> Tensor:
+    """Return SwiGLU of ``doubled`` [..., gate and up] in one pass each way."""
     function: Any = _Swiglu
-    rows = doubled.contiguous().flatten(0, -2)
-    product: Tensor = function.apply(rows, weights)
+    product: Tensor = function.apply(doubled.contiguous().flatten(0, -2), None)
     return product.view(*doubled.shape[:-1], -1)
+
+
+def weighted_compiled(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
+    """Return ``weighted`` in one pass; the number of tokens may change from call to call."""
+    any_rows(doubled, weights)
+    if not gated:
+        return compiled(weighted)(doubled, weights, False)
+    function: Any = _Swiglu
+    product: Tensor = function.apply(doubled, weights)
+    return product
 
 
 def install_swiglu(*, fused: bool, remakes: bool) -> None:

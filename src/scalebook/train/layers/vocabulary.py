@@ -8,7 +8,6 @@ where they lie. At Llama 3's vocabulary of 128,256 and 8,192 tokens that is 2.1 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         start = group.rank() * logits.shape[1]
         inside = (labels >= start) & (labels < start + logits.shape[1])
         place = torch.where(inside, labels - start, -1).int()  # the target's column here
-        statistics = _compiled_statistics() if compiled else _statistics
+        statistics = fused.compiled(_statistics, dynamic=False) if compiled else _statistics
         log_sum, picked = statistics(logits, place)
         if group.size() > 1:
             gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
@@ -70,12 +69,6 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
         replace(logits, log_sum, place, grad_output)
         return logits, None, None, None
-
-
-@cache
-def _compiled_statistics() -> Any:
-    compiler: Any = torch  # typed only in part
-    return compiler.compile(_statistics, dynamic=False)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, group: Any, *, compiled: bool) -> Tensor:
