@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -43,32 +42,16 @@ _cuda: Any = torch.cuda
 _range: Any = torch.autograd.profiler.record_function
 
 
-class Clock(Protocol):
-    """Points in time: taken now, read when the step has ended."""
-
-    def now(self) -> Any:
-        """Return this moment."""
-        ...
-
-    def between(self, start: Any, stop: Any) -> float:
-        """Return the seconds between two moments."""
-        ...
-
-    def forget(self) -> None:
-        """Let moments be used again: all were read."""
-        ...
-
-
 class HostClock:
-    """The clock of a CPU, which does one thing after the other."""
+    """Points in time: taken now, read when the step has ended. A CPU's, one after the other."""
 
     def now(self) -> float:
         """Return this moment."""
         return time.perf_counter()
 
-    def between(self, start: float, stop: float) -> float:
+    def between(self, start: Any, stop: Any) -> float:
         """Return the seconds between two moments."""
-        return stop - start
+        return float(stop - start)
 
     def forget(self) -> None:
         """Do nothing."""
@@ -117,12 +100,7 @@ class Mark:
     def __enter__(self) -> None:
         self.marks.begin(self.part)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.marks.end(self.part)
 
 
@@ -143,7 +121,7 @@ _UNMARKED = _Unmarked()
 class Marks:
     """The marks of the step at hand. ``clock`` None: no split; ``annotate``: write ranges."""
 
-    clock: Clock | None
+    clock: HostClock | DeviceClock | None
     on_gpu: bool = False
     annotate: bool = False
     _open: list[tuple[str, Any, Any]] = field(default_factory=list[tuple[str, Any, Any]])
