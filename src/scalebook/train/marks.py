@@ -87,7 +87,7 @@ class Mark:
     """One part of a step, as a context or as a timer of Megatron-Core."""
 
     marks: Marks
-    part: str
+    part: str | None  # None: not wanted
 
     def start(self, barrier: bool = False) -> None:
         """Begin the part; never waits for other ranks, whatever is asked."""
@@ -104,19 +104,6 @@ class Mark:
         self.marks.end(self.part)
 
 
-class _Unmarked:
-    """A timer that is not wanted."""
-
-    def start(self, barrier: bool = False) -> None:
-        """Do nothing."""
-
-    def stop(self, barrier: bool = False) -> None:
-        """Do nothing."""
-
-
-_UNMARKED = _Unmarked()
-
-
 @dataclass(slots=True)
 class Marks:
     """The marks of the step at hand. ``clock`` None: no split; ``annotate``: write ranges."""
@@ -129,12 +116,12 @@ class Marks:
         default_factory=list[tuple[str, str | None, Any, Any]]
     )
 
-    def __call__(self, name: str, log_level: int | None = None) -> Mark | _Unmarked:
+    def __call__(self, name: str, log_level: int | None = None) -> Mark:
         """Return the timer of a name that Megatron-Core uses."""
         part = _MEGATRON.get(name)
         if part is None and name.endswith(_BETWEEN_STAGES):
             part = "pipeline"
-        return _UNMARKED if part is None else Mark(self, part)
+        return Mark(self, part)
 
     def part(self, name: str) -> Mark:
         """Return a context for a part of the step."""
@@ -150,9 +137,9 @@ class Marks:
                     return
             yield item
 
-    def begin(self, part: str) -> None:
+    def begin(self, part: str | None) -> None:
         """Begin a part, inside of the part that is open if any."""
-        if (self.clock is None and not self.annotate) or self._captured():
+        if part is None or (self.clock is None and not self.annotate) or self._captured():
             return
         span = None
         if self.annotate:
@@ -160,14 +147,14 @@ class Marks:
             span.__enter__()
         self._open.append((part, self.clock.now() if self.clock else None, span))
 
-    def end(self, part: str) -> None:
+    def end(self, part: str | None) -> None:
         """End a part; one that was not begun is passed over."""
         if not self._open or self._open[-1][0] != part or self._captured():
             return
-        _, start, span = self._open.pop()
+        begun, start, span = self._open.pop()
         if self.clock is not None and start is not None:
             outer = self._open[-1][0] if self._open else None
-            self._done.append((part, outer, start, self.clock.now()))
+            self._done.append((begun, outer, start, self.clock.now()))
         if span is not None:
             span.__exit__(None, None, None)
 
