@@ -2,6 +2,7 @@
 
 Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
 configuration gets a folder, named by its place in the file, with what a run leaves and its log.
+A third argument lets the pieces that are compiled for GPUs be compiled for the CPU where asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from scalebook.store import read_steps
 LOG, CODE, CONFIG = "log.txt", "code.txt", "config.json"
 
 
-def trained(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Finished]:
+def trained(
+    folder: Path, changes: Mapping[str, Mapping[str, Any]], *, compiled: bool = False
+) -> dict[str, Finished]:
     """Train SMALL with each of these changes; return what each left behind, by name."""
     asked = folder / "asked.json"
     asked.write_text(json.dumps(changes))
-    command = [sys.executable, __file__, str(asked), str(folder)]
+    command = [sys.executable, __file__, str(asked), str(folder), *(["compiled"] * compiled)]
     subprocess.run(command, check=True, timeout=900, env=environment())
     places = {name: folder / str(number) for number, name in enumerate(changes)}
     return {name: _finished(place) for name, place in places.items()}
@@ -97,6 +100,12 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         os._exit(code)
 
 
+def _let_compile(_: int) -> None:
+    from scalebook.train.model import switches
+
+    switches._compiled = lambda _: None
+
+
 def main() -> None:
     """Train what the file of the first argument asks for, into the folder of the second."""
     from scalebook.config import RunConfig
@@ -105,7 +114,8 @@ def main() -> None:
     folder = Path(sys.argv[2])
     for number, changes in enumerate(json.loads(Path(sys.argv[1]).read_text()).values()):
         output = folder / str(number)
-        code = run(RunConfig(**{**SMALL, **changes}), output)
+        first = [_let_compile] * (len(sys.argv) > 3)
+        code = run(RunConfig(**{**SMALL, **changes}), output, *first)
         (output / CODE).write_text(str(code))
 
 

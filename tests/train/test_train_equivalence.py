@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -331,6 +333,29 @@ def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, 
         assert run.observed["gradient_precision"] == expected
     assert narrow.losses == pytest.approx(wide.losses, rel=1e-2)
     assert narrow.losses != wide.losses
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+def test_pieces_that_are_compiled_train_the_same_model(tmp_path: Path):
+    names = ("fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy")
+    layouts = {
+        "dense": {"tensor_parallel_size": 2, "sequence_parallel": True},
+        "experts": {"model": "tiny-moe", "expert_parallel_size": 2, "grouped_gemm": "on"},
+    }
+    asked = {
+        f"{layout} {state}": {"world_size": 2, "steps": 3, **dict.fromkeys(names, state), **changes}
+        for layout, changes in layouts.items()
+        for state in ("off", "on")
+    }
+    ended = trained(tmp_path, asked, compiled=True)
+    for layout in layouts:
+        plain, compiled = ended[f"{layout} off"], ended[f"{layout} on"]
+        assert compiled.code == 0, compiled.log
+        assert [compiled.observed[name] for name in names] == ["on"] * len(names)
+        assert len(compiled.steps) == 3
+        assert compiled.losses == pytest.approx(plain.losses, rel=1e-6)
+        norms = [[step.grad_norm for step in run.steps] for run in (compiled, plain)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 def test_another_seed_gives_another_curve(runs: dict[str, Finished]):

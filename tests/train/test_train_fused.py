@@ -88,13 +88,114 @@ def test_what_is_written_in_place_is_compiled_without_a_trial_of_two_launches(
         return function
 
     monkeypatch.setattr(torch, "compile", compiler)
-    fused.compiled_in_place.cache_clear()
+    caches = fused.compiled, fused.compiled_in_place
+    for one in caches:
+        one.cache_clear()
     logits, labels = logits_and_labels()
     cross_entropy(logits.requires_grad_() * 1.0, labels, OneRank(), compiled=True).sum().backward()
-    fused.compiled_in_place.cache_clear()
+    for one in caches:
+        one.cache_clear()
     assert asked["_gradient"] == {"dynamic": False, "options": {"triton.autotune_pointwise": False}}
     settings: Any = import_module("torch._inductor.config")
     assert settings.triton.autotune_pointwise is True  # what the option turns off
+
+
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what would be compiled run as it is written."""
+    for name in ("compiled", "compiled_in_place"):
+        monkeypatch.setattr(fused, name, lambda function, **_: function)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_of_swiglu_written_out_is_autograds(
+    monkeypatch: pytest.MonkeyPatch, weighted: bool
+):
+    uncompiled(monkeypatch)
+    generator = torch.Generator().manual_seed(11)
+    shape = (15, 8) if weighted else (5, 3, 8)
+    leaves = [torch.randn(shape, generator=generator).requires_grad_()]
+    if weighted:
+        leaves.append(torch.rand(15, 1, generator=generator).requires_grad_())
+    gate, up = leaves[0].chunk(2, dim=-1)
+    expected = functional.silu(gate) * up * (leaves[1] if weighted else 1)
+    grad = torch.randn(expected.shape, generator=generator)
+    found = fused.weighted_compiled(*leaves, True) if weighted else fused.compiled_swiglu(*leaves)
+    torch.testing.assert_close(found, expected)
+    for own, plain in zip(
+        torch.autograd.grad(found, leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, plain)
+
+
+@pytest.mark.skipif(not fused.can_compile(), reason="no C compiler")
+def test_the_gradient_of_swiglu_is_one_pass_for_any_number_of_rows():
+    metrics: Any = import_module("torch._inductor.metrics")
+    tools: Any = import_module("torch._inductor.utils")
+    metrics.reset()
+    fused.compiled_in_place.cache_clear()
+    write = fused.compiled_in_place(fused._swiglu_gradient, dynamic=None)
+    given: Any = ()
+    for rows in (6, 9):
+        doubled = torch.randn(rows, 32)
+        weights, gradient = torch.rand(rows, 1), torch.empty_like(doubled)
+        given = torch.randn(rows, 16), doubled, weights, *gradient.chunk(2, dim=-1)
+        fused.any_rows(*given)
+        write(*given)
+        plain = doubled.clone().requires_grad_()
+        gate, up = plain.chunk(2, dim=-1)
+        (functional.silu(gate) * up * weights * given[0]).sum().backward()
+        torch.testing.assert_close(gradient, plain.grad)
+    assert metrics.generated_kernel_count == 1
+    (source,) = tools.run_and_get_code(write, *given)[1]
+    assert "ks1" not in source  # the number of rows is all that it does not know
+
+
+def test_the_swiglu_of_an_mlp_is_ours_where_it_has_no_bias(monkeypatch: pytest.MonkeyPatch):
+    uncompiled(monkeypatch)
+    mlp: Any = import_module("megatron.core.transformer.mlp")
+    asked: list[Any] = []
+    monkeypatch.setattr(mlp, "bias_swiglu_impl", lambda *given: asked.append(given))
+    original = mlp.bias_swiglu_impl
+    doubled = torch.randn(3, 1, 8)
+    for remakes in (False, True):
+        fused.install_swiglu(fused=True, remakes=remakes)
+        product = mlp.bias_swiglu_impl(doubled, None, False, False)
+        assert hasattr(product, remake.ATTRIBUTE) == remakes
+        torch.testing.assert_close(product, fused.swiglu(doubled))
+    mlp.bias_swiglu_impl(doubled, torch.ones(8))
+    assert len(asked) == 1
+    assert mlp.bias_swiglu_impl.original is original
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_rotary_embedding_and_its_gradient_are_megatrons(
+    monkeypatch: pytest.MonkeyPatch, interleaved: bool
+):
+    uncompiled(monkeypatch)
+    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
+    theirs = rope._apply_rotary_pos_emb_bshd
+    theirs = getattr(theirs, "original", theirs)
+    monkeypatch.setattr(rope, "_apply_rotary_pos_emb_bshd", theirs)
+    fused.install_rotary_embedding()
+    fused.install_rotary_embedding()  # of a second model
+    generator = torch.Generator().manual_seed(13)
+    angles = torch.randn(5, 1, 1, 4, generator=generator).repeat(1, 1, 1, 2)
+    heads = torch.randn(5, 2, 3, 8, generator=generator).requires_grad_()
+    grad = torch.randn(5, 2, 3, 8, generator=generator)
+    found = rope._apply_rotary_pos_emb_bshd(heads, angles, rotary_interleaved=interleaved)
+    assert hasattr(angles, "table") != interleaved
+    expected = theirs(heads, angles, rotary_interleaved=interleaved)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, heads, grad), torch.autograd.grad(expected, heads, grad)
+    )
+    narrow = angles[..., 2:6]  # part of a head is turned
+    torch.testing.assert_close(
+        rope._apply_rotary_pos_emb_bshd(heads, narrow, mscale=0.5),
+        theirs(heads, narrow, mscale=0.5),
+    )
 
 
 def test_a_norm_written_out_is_torchs():

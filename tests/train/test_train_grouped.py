@@ -152,9 +152,9 @@ def test_the_activation_is_weighted_and_keeps_its_type() -> None:
     weights = torch.rand(6, 1)
     gate, up = doubled.chunk(2, dim=-1)
     expected = (torch.nn.functional.silu(gate) * up * weights).bfloat16()
-    torch.testing.assert_close(grouped.weighted(doubled, weights, True), expected)
+    torch.testing.assert_close(fused.weighted(doubled, weights, True), expected)
     plain = torch.nn.functional.gelu(doubled) * weights
-    torch.testing.assert_close(grouped.weighted(doubled, weights, False), plain.bfloat16())
+    torch.testing.assert_close(fused.weighted(doubled, weights, False), plain.bfloat16())
 
 
 def test_a_gradient_of_some_columns_is_added_up_over_the_ranks(
@@ -206,11 +206,21 @@ def test_tokens_lie_expert_by_expert_and_come_back_as_the_sum_of_their_rows() ->
         torch.testing.assert_close(found, reference)
 
 
+def test_rows_are_added_up_one_after_another_as_in_a_sum() -> None:
+    rows, places = torch.randn(24, 4).bfloat16(), torch.randperm(24).view(3, 8)
+    found = permutation._combine_each(rows, places)
+    assert found.dtype == torch.bfloat16
+    exact = torch.stack([rows[place].double().sum(0) for place in places])
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+
+
 def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
     sizes, order = [3, 0, 4, 2], [2, 0, 3, 1]
     rows = torch.randn(9, 2, requires_grad=True)
     weights = torch.rand(9)
-    found, own = permutation.sort_chunks(rows, torch.tensor(sizes), torch.tensor(order), weights)
+    found, own = permutation.sort_chunks(
+        rows, torch.tensor(sizes), torch.tensor(order), weights, {}
+    )
     expected = torch.cat([rows.split(sizes)[piece] for piece in order])
     torch.testing.assert_close(found, expected)
     assert own is not None
@@ -231,11 +241,12 @@ def test_places_are_computed_once_for_a_change_and_what_undoes_it(
 
     monkeypatch.setattr(permutation, "_places", counted)
     rows, order = torch.randn(9, 2), torch.tensor([2, 0, 3, 1])
+    undoing: permutation.Undoing = {}
     for sizes in ([3, 0, 4, 2], [1, 5, 0, 3]):  # of two layers
-        there, _ = permutation.sort_chunks(rows, torch.tensor(sizes), order, None)
+        there, _ = permutation.sort_chunks(rows, torch.tensor(sizes), order, None, undoing)
         assert not torch.equal(there, rows)
         moved = torch.tensor(sizes)[order]
-        back, _ = permutation.sort_chunks(there, moved, order.argsort(), None)
+        back, _ = permutation.sort_chunks(there, moved, order.argsort(), None, undoing)
         torch.testing.assert_close(back, rows)
     assert computed == [[3, 0, 4, 2], [1, 5, 0, 3]]
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,17 +40,16 @@ from scalebook.train.trainer import Trainer
 from scalebook.train.world import join, leave
 
 
-def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _loss(losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed loss, the number of tokens it is over, and the mean to report."""
     total = losses.float().sum()
     count = torch.full((), losses.numel(), dtype=torch.int, device=losses.device)
     return total, count, total.detach() / losses.numel()
 
 
-def _forward(config: RunConfig, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
+def _forward(batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
     batch = next(batches)
-    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    return output, partial(_loss, config)
+    return model(batch.tokens, batch.position_ids, None, labels=batch.labels), _loss
 
 
 def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None, bool]:
@@ -68,7 +66,7 @@ def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None,
     ]
     with marks.part("schedule"):
         losses: list[Tensor] = trainer.forward_backward(
-            forward_step_func=partial(_forward, config),
+            forward_step_func=_forward,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=trainer.model.chunks,
             num_microbatches=config.num_microbatches,

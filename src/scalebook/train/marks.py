@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -43,32 +42,16 @@ _cuda: Any = torch.cuda
 _range: Any = torch.autograd.profiler.record_function
 
 
-class Clock(Protocol):
-    """Points in time: taken now, read when the step has ended."""
-
-    def now(self) -> Any:
-        """Return this moment."""
-        ...
-
-    def between(self, start: Any, stop: Any) -> float:
-        """Return the seconds between two moments."""
-        ...
-
-    def forget(self) -> None:
-        """Let moments be used again: all were read."""
-        ...
-
-
 class HostClock:
-    """The clock of a CPU, which does one thing after the other."""
+    """Points in time: taken now, read when the step has ended. A CPU's, one after the other."""
 
     def now(self) -> float:
         """Return this moment."""
         return time.perf_counter()
 
-    def between(self, start: float, stop: float) -> float:
+    def between(self, start: Any, stop: Any) -> float:
         """Return the seconds between two moments."""
-        return stop - start
+        return float(stop - start)
 
     def forget(self) -> None:
         """Do nothing."""
@@ -104,7 +87,7 @@ class Mark:
     """One part of a step, as a context or as a timer of Megatron-Core."""
 
     marks: Marks
-    part: str
+    part: str | None  # None: not wanted
 
     def start(self, barrier: bool = False) -> None:
         """Begin the part; never waits for other ranks, whatever is asked."""
@@ -117,33 +100,15 @@ class Mark:
     def __enter__(self) -> None:
         self.marks.begin(self.part)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.marks.end(self.part)
-
-
-class _Unmarked:
-    """A timer that is not wanted."""
-
-    def start(self, barrier: bool = False) -> None:
-        """Do nothing."""
-
-    def stop(self, barrier: bool = False) -> None:
-        """Do nothing."""
-
-
-_UNMARKED = _Unmarked()
 
 
 @dataclass(slots=True)
 class Marks:
     """The marks of the step at hand. ``clock`` None: no split; ``annotate``: write ranges."""
 
-    clock: Clock | None
+    clock: HostClock | DeviceClock | None
     on_gpu: bool = False
     annotate: bool = False
     _open: list[tuple[str, Any, Any]] = field(default_factory=list[tuple[str, Any, Any]])
@@ -151,12 +116,12 @@ class Marks:
         default_factory=list[tuple[str, str | None, Any, Any]]
     )
 
-    def __call__(self, name: str, log_level: int | None = None) -> Mark | _Unmarked:
+    def __call__(self, name: str, log_level: int | None = None) -> Mark:
         """Return the timer of a name that Megatron-Core uses."""
         part = _MEGATRON.get(name)
         if part is None and name.endswith(_BETWEEN_STAGES):
             part = "pipeline"
-        return _UNMARKED if part is None else Mark(self, part)
+        return Mark(self, part)
 
     def part(self, name: str) -> Mark:
         """Return a context for a part of the step."""
@@ -172,9 +137,9 @@ class Marks:
                     return
             yield item
 
-    def begin(self, part: str) -> None:
+    def begin(self, part: str | None) -> None:
         """Begin a part, inside of the part that is open if any."""
-        if (self.clock is None and not self.annotate) or self._captured():
+        if part is None or (self.clock is None and not self.annotate) or self._captured():
             return
         span = None
         if self.annotate:
@@ -182,14 +147,14 @@ class Marks:
             span.__enter__()
         self._open.append((part, self.clock.now() if self.clock else None, span))
 
-    def end(self, part: str) -> None:
+    def end(self, part: str | None) -> None:
         """End a part; one that was not begun is passed over."""
         if not self._open or self._open[-1][0] != part or self._captured():
             return
-        _, start, span = self._open.pop()
+        begun, start, span = self._open.pop()
         if self.clock is not None and start is not None:
             outer = self._open[-1][0] if self._open else None
-            self._done.append((part, outer, start, self.clock.now()))
+            self._done.append((begun, outer, start, self.clock.now()))
         if span is not None:
             span.__exit__(None, None, None)
 

@@ -36,17 +36,14 @@ def pack(text: Path, prefix: Path) -> int:
 
     with cpu.lean_import():
         indexed: Any = import_module("megatron.core.datasets.indexed_dataset")
-    builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=_smallest(indexed))
+    smallest = indexed.DType.optimal_dtype(VOCABULARY)
+    builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=smallest)
     total = 0
     for tokens in documents(text.read_bytes()):
         builder.add_document(np.array(tokens), [len(tokens)])
         total += len(tokens)
     builder.finalize(f"{prefix}.idx")
     return total
-
-
-def _smallest(indexed: Any) -> Any:
-    return indexed.DType.optimal_dtype(VOCABULARY)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -96,35 +96,21 @@ def _split() -> dict[str, Any]:
     }
 
 
-def _sharding(model: Model) -> str:
-    if isinstance(model.chunks[0], fsdp.Sharded):
-        return "full"
-    return "optimizer" if model.ddp_config.use_distributed_optimizer else "none"
+def _with(model: Model, name: str) -> int:
+    """Return how many modules of this rank have something of that name.
 
-
-def _gradient_precision(trainer: Trainer) -> str:
-    if trainer.config.precision == "fp32" or trainer.model.ddp_config.grad_reduce_in_fp32:
-        return "fp32"
-    return "bf16"
-
-
-def _offloaded(model: Model) -> int:
-    """Return how many of this rank's layers keep a tensor in host memory."""
+    Norms (remade) and experts (remakes) keep recipes of an output, layers (host) a tensor in host
+    memory.
+    """
     parts = (part for chunk in model.chunks for part in chunk.module.modules())
-    return sum(getattr(part, "host", None) is not None for part in parts)
-
-
-def _remakes(model: Model, name: str) -> bool:
-    """Return whether norms (remade) or experts (remakes) of this rank keep recipes of an output."""
-    parts = (part for chunk in model.chunks for part in chunk.module.modules())
-    return any(getattr(part, name, False) for part in parts)
+    return sum(bool(getattr(part, name, None)) for part in parts)
 
 
 def _recomputed(model: Model) -> dict[str, Any]:
     config = model.config
-    mode = config.recompute_granularity or ("pointwise" if _remakes(model, "remade") else "none")
+    mode = config.recompute_granularity or ("pointwise" if _with(model, "remade") else "none")
     names = [*config.recompute_modules] if mode == "selective" else ["core_attn"]
-    if mode == "selective" and _remakes(model, "remakes"):
+    if mode == "selective" and _with(model, "remakes"):
         names.append("moe_act")
     many, block = config.recompute_num_layers or 0, config.recompute_method == "block"
     return {  # all layers one by one are what block does without a number
@@ -142,19 +128,21 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
     """
     config, model = trainer.model.config, trainer.model
     precisions = {DTYPES[name]: name for name in ("bf16", "fp32")}
+    sharding = "optimizer" if model.ddp_config.use_distributed_optimizer else "none"
+    wide = trainer.config.precision == "fp32" or model.ddp_config.grad_reduce_in_fp32
     return {
         **_split(),
         "last_pipeline_stage_layers": last_stage_layers(config),
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
-        "data_parallel_sharding": _sharding(model),
+        "data_parallel_sharding": "full" if isinstance(model.chunks[0], fsdp.Sharded) else sharding,
         "parameter_gather": "step" if getattr(model.chunks[0], "once", False) else "pass",
         "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
         "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
-        "gradient_precision": _gradient_precision(trainer),
+        "gradient_precision": "fp32" if wide else "bf16",
         **_recomputed(model),
-        "offload_layers": _offloaded(model),
+        "offload_layers": _with(model, "host"),
         "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,

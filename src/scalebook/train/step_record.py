@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
 
@@ -47,11 +47,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _rows(table: Any) -> list[list[float]]:
-    rows: list[list[float]] = table.tolist()
-    return rows
-
-
 def gather(number: int, step: RankStep, config: RunConfig, world: World) -> StepRecord:
     """Return the record of a step over all ranks; every rank must call this.
 
@@ -67,8 +62,8 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
     local = torch.tensor(own, dtype=torch.float64, device=world.device)
     table = [torch.empty_like(local) for _ in range(world.size)]
     distributed.all_gather(table, local)
-    columns: Any = torch.stack(table).T
-    seconds, losses, seen, allocated_all, reserved_all, *rest = _rows(columns)
+    columns: list[list[float]] = cast("Any", torch.stack(table).T).tolist()
+    seconds, losses, seen, allocated_all, reserved_all, *rest = columns
     parts, routed = rest[: len(step.parts)], rest[len(step.parts) :]
     return StepRecord(
         step=number,

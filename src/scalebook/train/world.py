@@ -101,10 +101,13 @@ def _device_ids() -> str | None:
     They show whether two runs used the same devices, not which these are.
     """
     used = min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
-    serials = [getattr(_cuda.get_device_properties(i), "uuid", None) for i in range(used)]
-    if None in serials:
-        return None
-    return " ".join(hashlib.sha256(str(one).encode()).hexdigest()[:8] for one in serials)
+    return " ".join(_hash(one)[:8] for one in _serials(used)) or None
+
+
+def _serials(devices: int) -> list[str]:
+    """Return the serial numbers of the first devices; none where one of them has none."""
+    ids = [getattr(_cuda.get_device_properties(i), "uuid", None) for i in range(devices)]
+    return [] if None in ids else [str(one) for one in ids]
 
 
 def links() -> dict[str, Any]:
@@ -148,13 +151,9 @@ def _hash(text: str) -> str:
 def identity(processes: int) -> MachineIdentity:
     """Return which machine and software this is."""
     on_gpu = torch.cuda.is_available()
-    ids = [
-        str(getattr(_cuda.get_device_properties(index), "uuid", ""))
-        for index in range(_cuda.device_count() if on_gpu else 0)
-    ]
     return MachineIdentity(
         host=_hash(socket.gethostname()),
-        devices=tuple(_hash(name) for name in ids) if all(ids) else (),
+        devices=tuple(map(_hash, _serials(_cuda.device_count() if on_gpu else 0))),
         accelerator=_cuda.get_device_name(0) if on_gpu else None,
         torch=torch.__version__,
         cuda=torch.version.cuda,

@@ -199,22 +199,3 @@ def product(
     function: Any = _Product
     output: Tensor = function.apply(rows, weight, groups.ends, _How(groups.counts, add, compiled))
     return output
-
-
-def weighted(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
-    """Return the activation times the router's weight [tokens, 1], in the activation's type."""
-    active = fused.swiglu(doubled) if gated else nn.functional.gelu(doubled)
-    return (active * weights).to(doubled.dtype)
-
-
-@cache
-def _compiled() -> Any:
-    return torch_any.compile(weighted)
-
-
-def weighted_compiled(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
-    """Return the same in one pass; the number of tokens may change from call to call."""
-    for tensor in (doubled, weights):
-        torch_any._dynamo.maybe_mark_dynamic(tensor, 0)
-    product: Tensor = _compiled()(doubled, weights, gated)
-    return product

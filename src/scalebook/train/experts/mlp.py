@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from scalebook.train import mcore
 from scalebook.train.experts import grouped
-from scalebook.train.layers import remake
+from scalebook.train.layers import fused, remake
 
 _mapping: Any = import_module("megatron.core.dist_checkpointing.mapping")
 
@@ -76,7 +76,7 @@ class GroupedExperts(mcore.MegatronModule):
             add=bool(config.gradient_accumulation_fusion),
             compiled=compiled,
         )
-        activate = grouped.weighted_compiled if compiled else grouped.weighted
+        activate = fused.weighted_compiled if compiled else fused.weighted
         doubled, column = multiply(tokens, self.weight1), weights.unsqueeze(-1)
         choice = groups.choice(tokens) if self.biased else None
         if choice is not None:

@@ -53,7 +53,8 @@ def gather_matmul(shard: Tensor, weight: Tensor, group: Any) -> tuple[Tensor, Te
     if shard.is_cuda:
         whole, (product,) = _ops().fused_all_gather_matmul(shard, [weight], 0, group.group_name)
         return whole, product
-    whole = _gathered(shard, group)
+    whole, work = _gathering(shard, group)
+    work.wait()
     return whole, whole @ weight
 
 
@@ -69,10 +70,11 @@ def matmul_scatter(whole: Tensor, weight: Tensor, group: Any) -> Tensor:
     return own
 
 
-def _gathered(shard: Tensor, group: Any) -> Tensor:
+def _gathering(shard: Tensor, group: Any) -> tuple[Tensor, Any]:
+    """Begin to gather a sequence; return where it comes to, and what waits for it."""
     whole = shard.new_empty((shard.shape[0] * group.size(), *shard.shape[1:]))
-    distributed.all_gather_into_tensor(whole, shard.contiguous(), group=group)
-    return whole
+    gather = distributed.all_gather_into_tensor
+    return whole, gather(whole, shard.contiguous(), group=group, async_op=True)
 
 
 def _weight_gradient(
@@ -102,10 +104,7 @@ class _GatherMatmul(torch.autograd.Function):
         shard, weight = ctx.saved_tensors
         (grad_output,) = grad_outputs
         # Gathered again while the gradient of the input is made, rather than kept.
-        whole = shard.new_empty((shard.shape[0] * ctx.group.size(), *shard.shape[1:]))
-        gathering = distributed.all_gather_into_tensor(
-            whole, shard.contiguous(), group=ctx.group, async_op=True
-        )
+        whole, gathering = _gathering(shard, ctx.group)
         grad_input = matmul_scatter(grad_output.contiguous(), weight, ctx.group)
         gathering.wait()
         grad_weight = _weight_gradient(weight, whole, grad_output, into_main=ctx.into_main)

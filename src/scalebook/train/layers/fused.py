@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -66,24 +66,82 @@ def can_compile() -> bool:
 
 
 @cache
-def compiled_in_place(function: Callable[..., None]) -> Any:
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Any:
+    """Return a function, compiled once."""
+    compiler: Any = torch  # typed only in part
+    return compiler.compile(function, dynamic=dynamic)
+
+
+@cache
+def compiled_in_place(function: Callable[..., Any], *, dynamic: bool | None = False) -> Any:
     """Return a function that writes over an argument, compiled once.
 
     Torch would time two ways to launch it, and for each call copy the argument to the host and
     back if there is no room for a second: a minute for the logits of 131,072 tokens.
     """
-    compiler: Any = torch  # typed only in part
-    return compiler.compile(function, dynamic=False, options={"triton.autotune_pointwise": False})
-
-
-def compile_rotary_embedding() -> None:
-    """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
-    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
     compiler: Any = torch
+    return compiler.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
+
+
+def _rotate(tensor: Tensor, cos: Tensor, sin: Tensor, first: Tensor, second: Tensor) -> None:
+    """Write both halves of each head [..., dim / 2], turned by their angles."""
+    one, two = (half.float() for half in tensor.chunk(2, dim=-1))
+    first.copy_((one * cos - two * sin).reshape(first.shape))
+    second.copy_((two * cos + one * sin).reshape(second.shape))
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotary embedding of heads [sequence, batch, heads, dim] by angles [sequence, 1, 1, dim / 2].
+
+    Sines and cosines are computed once for all layers, and both halves are written by one kernel:
+    torch's compiler makes of Megatron-Core's function one that computes both for each element.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cos: Tensor, sin: Tensor, opposite: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, opposite)
+        return _turned(tensor, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _turned(grad_outputs[0], *ctx.saved_tensors), None, None, None
+
+
+def _turned(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    halves = turned.view(-1, tensor.shape[-1]).chunk(2, dim=-1)
+    compiled_in_place(_rotate)(tensor, cos, sin, *halves)
+    return turned
+
+
+def rotated(tensor: Tensor, angles: Any) -> Tensor:
+    """Return heads turned by ``angles`` [sequence, 1, 1, dim], the same for both halves."""
+    table = getattr(angles, "table", None)
+    if table is None:
+        half = angles.detach().chunk(2, dim=-1)[0].float()
+        table = half.cos(), half.sin(), -half.sin()
+        angles.table = table
+    function: Any = _Rotation
+    turned: Tensor = function.apply(tensor, *table)
+    return turned
+
+
+def install_rotary_embedding() -> None:
+    """Put ours in the place of Megatron-Core's for whole heads of two halves; compile the rest."""
+    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
+    theirs = rope._apply_rotary_pos_emb_bshd
+    plain = getattr(theirs, "original", theirs)
     # Queries and keys differ in shape: for any shape, it would be compiled a third time.
-    rope._apply_rotary_pos_emb_bshd = compiler.compile(
-        rope._apply_rotary_pos_emb_bshd, dynamic=False
-    )
+    original = compiled(plain, dynamic=False)
+
+    def rotate(tensor: Tensor, angles: Tensor, *given: Any, mscale: float = 1.0, **how: Any) -> Any:
+        whole = tensor.shape[0] == angles.shape[0] and tensor.shape[-1] == angles.shape[-1]
+        if whole and mscale == 1.0 and not (any(given) or any(how.values())):
+            return rotated(tensor, angles)
+        return original(tensor, angles, *given, mscale=mscale, **how)
+
+    rotate.original = plain  # pyright: ignore[reportFunctionMemberAccess]
+    rope._apply_rotary_pos_emb_bshd = rotate
 
 
 def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
@@ -92,15 +150,9 @@ def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> 
     return (wide * scale * weight.float()).to(hidden.dtype)
 
 
-@cache
-def _compiled_rms_norm() -> Any:
-    compiler: Any = torch
-    return compiler.compile(_rms_norm)
-
-
 def rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
     """Return torch's ``rms_norm`` over the last dimension, compiled into one pass each way."""
-    normalised: Tensor = _compiled_rms_norm()(hidden, shape, weight, eps)
+    normalised: Tensor = compiled(_rms_norm)(hidden, shape, weight, eps)
     return normalised
 
 
@@ -110,20 +162,92 @@ def swiglu(doubled: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-def remake_activation(*, fused: bool) -> None:
-    """Let the SwiGLU of Megatron-Core's MLP say how its product can be recomputed."""
+def weighted(doubled: Tensor, weights: Tensor | None, gated: bool) -> Tensor:
+    """Return the activation, times the router's weight [tokens, 1] if any, in its input's type."""
+    active = swiglu(doubled) if gated else torch.nn.functional.gelu(doubled)
+    return active if weights is None else (active * weights).to(doubled.dtype)
+
+
+def _swiglu_gradient(
+    grad: Tensor, doubled: Tensor, weights: Tensor | None, gate_grad: Tensor, up_grad: Tensor
+) -> Tensor | None:
+    """Write the gradients of both halves; return that of each row's weight.
+
+    Torch's compiler makes one pass of this. Of a concatenation of both it makes one that computes
+    either half for each element, at half the speed.
+    """
+    if gate_grad.stride(0) != doubled.shape[1] or up_grad.stride(0) != doubled.shape[1]:
+        raise ValueError("the gradients lie in one tensor")  # so the compiler knows the stride
+    gate, up = (half.float() for half in doubled.chunk(2, dim=-1))
+    sigmoid, grad = torch.sigmoid(gate), grad.float()
+    active = gate * sigmoid
+    weights_grad = None
+    if weights is not None:
+        weights_grad = (grad * active * up).sum(-1, keepdim=True).to(weights.dtype)
+        grad = grad * weights
+    gate_grad.copy_(grad * up * sigmoid * (1 + gate * (1 - sigmoid)))
+    up_grad.copy_(grad * active)
+    return weights_grad
+
+
+class _Swiglu(torch.autograd.Function):
+    """SwiGLU of rows [tokens, gate and up], each times its weight [tokens, 1] where given."""
+
+    @staticmethod
+    def forward(ctx: Any, doubled: Tensor, weights: Tensor | None) -> Tensor:
+        ctx.save_for_backward(doubled, weights)
+        product: Tensor = compiled(weighted)(doubled, weights, True)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        doubled, weights = ctx.saved_tensors
+        gradient = torch.empty_like(doubled)
+        given = grad_outputs[0].contiguous(), doubled, weights, *gradient.chunk(2, dim=-1)
+        write = compiled_in_place(_swiglu_gradient, dynamic=None if weights is not None else False)
+        if weights is not None:
+            any_rows(*given)
+        return gradient, write(*given)
+
+
+def any_rows(*tensors: Tensor) -> None:
+    """Let what is compiled for these tensors take any number of rows."""
+    compiler: Any = torch
+    for tensor in tensors:
+        compiler._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+def compiled_swiglu(doubled: Tensor) -> Tensor:
+    """Return SwiGLU of ``doubled`` [..., gate and up] in one pass each way."""
+    function: Any = _Swiglu
+    product: Tensor = function.apply(doubled.contiguous().flatten(0, -2), None)
+    return product.view(*doubled.shape[:-1], -1)
+
+
+def weighted_compiled(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
+    """Return ``weighted`` in one pass; the number of tokens may change from call to call."""
+    any_rows(doubled, weights)
+    if not gated:
+        return compiled(weighted)(doubled, weights, False)
+    function: Any = _Swiglu
+    product: Tensor = function.apply(doubled, weights)
+    return product
+
+
+def install_swiglu(*, fused: bool, remakes: bool) -> None:
+    """Put ours in the place of the SwiGLU of Megatron-Core's MLP, where it has no bias.
+
+    With ``remakes`` its product says how it can be recomputed.
+    """
     mlp: Any = import_module("megatron.core.transformer.mlp")
-    original = mlp.bias_swiglu_impl
+    original = getattr(mlp.bias_swiglu_impl, "original", mlp.bias_swiglu_impl)
+    ours = compiled_swiglu if fused else swiglu
 
     def activate(doubled: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-        product = original(doubled, bias, *options) if fused else swiglu(doubled)
-        return made_by(product, partial(_activate_again, original, fused), doubled)
+        if bias is not None or any(options):
+            return original(doubled, bias, *options)
+        product = ours(doubled)
+        return made_by(product, ours, doubled) if remakes else product
 
-    if not hasattr(original, "remakes"):
-        activate.remakes = True  # pyright: ignore[reportFunctionMemberAccess]
-        mlp.bias_swiglu_impl = activate
-
-
-def _activate_again(original: Any, fused: bool, doubled: Tensor) -> Tensor:
-    product: Tensor = original(doubled, None) if fused else swiglu(doubled)
-    return product
+    activate.original = original  # pyright: ignore[reportFunctionMemberAccess]
+    mlp.bias_swiglu_impl = activate
