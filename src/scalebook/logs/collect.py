@@ -127,7 +127,7 @@ class Collector:
         bad = [name for name in row if not _possible(name, row[name], row[name])]
         if bad:
             row = {**row, **dict.fromkeys(bad, MISSING)}
-            if "loss" in bad:
+            if "loss" in bad or ("grad_norm" in bad and row.get("loss") == 0):  # as Hugging Face
                 row = {**row, "not_finite": 1.0}
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
         if self._other_rank(rank):
@@ -186,6 +186,10 @@ class Collector:
         self._pending = {}
         self._merge_ranks()
         for job in self.jobs:
+            lost = job.table.column("not_finite")
+            if len(lost) and any(one > 0 for one in lost) and not lost[-1] > 0:
+                count = sum(one > 0 for one in lost)
+                job.note(f"The loss is not a number in {count} of {len(lost)} records.")
             job.drop_conflicts()
             job.drop_repeats()
         return self.jobs

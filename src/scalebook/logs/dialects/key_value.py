@@ -14,7 +14,15 @@ from scalebook.logs.numbers import (
     number,
     whole,
 )
-from scalebook.logs.pairs import TIMED, cell, pairs_of, seconds_from, tokens_from_totals
+from scalebook.logs.pairs import (
+    TIMED,
+    bar_state,
+    by_the_clock,
+    cell,
+    pairs_of,
+    seconds_from,
+    tokens_from_totals,
+)
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -300,6 +308,7 @@ class Pairs(LineDialect):
         super().__init__()
         self._stepped = self._counted = False
         self._columns_before = set[str]()
+        self._ahead, self._bar = False, 0
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -332,6 +341,11 @@ class Pairs(LineDialect):
         if self.cut and not timed and row.keys() != self._columns_before:
             self.out.job.counts.broken_records += 1
             return True
+        if loss and (bar := bar_state(line)) and bar[0] == row.get("step"):
+            self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
+            if self._ahead and bar[0] in (0, self._bar):
+                return True
+            self._bar = bar[0]
         self._columns_before = set(row)
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
@@ -345,6 +359,7 @@ class Pairs(LineDialect):
         """Take rates from totals of tokens, and say where records were counted."""
         super().finish()
         for job in self.out.jobs:
+            by_the_clock(job)
             tokens_from_totals(job)
             if self._counted:
                 job.note("The records carry no step number: they are counted in file order.")

@@ -9,7 +9,7 @@ from scalebook.logs.numbers import MISSING, integer, number
 
 _RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b")
 _LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? *([\d.]+|nan|inf)", re.IGNORECASE)
-_TIME = re.compile(r"iter time: +([\d.]+) ?ms")
+_TIME = re.compile(r"iter time: +([\d.]+) ?(m?)s\b")
 
 
 class LitGPT(LineDialect):
@@ -20,7 +20,9 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:",)
-    signature = re.compile(r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?ms")
+    signature = re.compile(
+        r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?m?s\b"
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class LitGPT(LineDialect):
         self.out.step(
             {
                 "step": float(step),
-                "seconds": number(time[1]) / 1e3 if single else MISSING,
+                "seconds": number(time[1]) / (1e3 if time[2] else 1) if single else MISSING,
             }
             | ({"loss": number(loss[1])} if loss else {})
         )

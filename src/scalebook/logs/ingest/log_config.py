@@ -18,7 +18,7 @@ from scalebook.logs.setting_lines import Value
 
 def only_integer(value: float, tolerance: float, grain: int = 1) -> int | None:
     """Return the one multiple of ``grain`` within a relative tolerance of a value, else None."""
-    if not 0 < value < 1e15:
+    if not (0 < value < 1e15 and tolerance < 1):
         return None
     low = math.ceil(value * (1 - tolerance) / grain - 1e-12)
     high = math.floor(value * (1 + tolerance) / grain + 1e-12)
