@@ -1465,3 +1465,47 @@ def test_a_launch_of_one_node_says_how_many_processes_there_are(tmp_path):
     command = "torchrun --nproc-per-node=4 {}train.py\n"
     assert read(tmp_path, command.format("") + steps)["world_size"] == 4
     assert read(tmp_path, command.format("--nnodes=2 ") + steps)["world_size"] != 4
+
+
+def test_litgpt_times_no_step_of_which_a_second_micro_batch_follows(tmp_path):
+    line = "Epoch 1 | iter {i} step {s} | loss train: 2.5, val: n/a | iter time: 250.0 ms\n"
+    text = "".join(line.format(i=i, s=(i + 1) // 2) for i in (1, 2, 3, 4))
+    assert told(read(tmp_path, text), "n_records", "step_seconds_median") == (2, None)
+
+
+def test_of_several_bars_in_a_line_the_last_one_is_before_the_record(tmp_path):
+    bar = "^M  4%|# | {n}/900 [11:{s:02d}<5:08:51,  2.00s/it]"
+    entry = "^M {{'loss': {loss}, 'learning_rate': 0.001}}\n"
+    text = "".join(
+        bar.format(n=n - 1, s=2 * n - 2) + bar.format(n=n, s=2 * n) + entry.format(loss=9.5 - n)
+        for n in (5, 6, 7)
+    )
+    assert told(read(tmp_path, text), "n_records", "first_step", "last_step") == (3, 5, 7)
+
+
+def test_a_time_that_mlperf_prints_of_a_block_is_of_its_last_step(tmp_path):
+    text = mllog(0, "global_batch_size", 8) + mllog(0, "run_start", None)
+    for n in range(1, 7):
+        text += mllog(n * 10_000, "tracked_stats", {"train_loss": 9.5 - n}, samples_count=n * 80)
+        if n % 2 == 0:
+            text += mllog(
+                n * 10_000 + 1, "tracked_stats", {"train_step_time": 1.25}, samples_count=160
+            )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step", "log_interval") == (6, 10, 60, 10)
+    assert found["step_seconds_median"] == 1.25
+
+
+def test_an_exception_that_the_interpreter_ignores_is_no_failure(tmp_path):
+    steps = "".join(f"0: step: {n} loss: {9 - n}.5 step time: 2.0s\n" for n in (1, 2, 3))
+    raised = 'Traceback (most recent call last):\n0:   File "a.py", line 1, in b\n0: OSError: no\n'
+    ignored = "0: Exception ignored in atexit callback: <function a at 0x7f>\n0: " + raised
+    assert read(tmp_path, steps + ignored)["status"] == "interrupted"
+    assert read(tmp_path, steps + ignored + "0: " + raised)["status"] == "failed"
+
+
+def test_torchtune_once_printed_memory_in_bytes(tmp_path):
+    line = "Step {n} | loss:{loss}.5 lr:2e-05 gpu_resources:{size}\n"
+    path = tmp_path / "a.log"
+    path.write_text("".join(line.format(n=n, loss=9 - n, size=n * 2**31) for n in (1, 2, 3)))
+    assert logs.read(path).jobs[0].table.values("allocated_gib") == [2.0, 4.0, 6.0]

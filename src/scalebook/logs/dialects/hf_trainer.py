@@ -21,7 +21,7 @@ from scalebook.logs.numbers import (
     rounding,
     whole,
 )
-from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
+from scalebook.logs.pairs import BAR, bar_seconds, bar_state, seconds_from, tokens_from_totals
 
 # The bar of loading or of preparing data: it says what it counts.
 _NAMED_BAR = re.compile(r"^(?!.*(?i:train|epoch|step|iter))[ \t]*[A-Za-z][^|]*: *\d+%\|")
@@ -178,7 +178,7 @@ def _finish(job: Job, bars: list[float]) -> None:
     tokens_from_totals(job)
 
 
-_DICT = re.compile(r"\{[^{}\n]*\}")
+_PIECES = re.compile(rf"\{{[^{{}}\n]*\}}|{BAR.pattern}")
 _LOSS = "loss(?:/policy_avg)?"
 _OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
@@ -239,17 +239,16 @@ class HFTrainer(LineDialect):
             line = "{" + line
         if "{" in line and (start := _OPEN.search(line[-_LONGEST_DICT:])):
             self._open = start[0]
-        state = bar_state(line) if "[" in line and "<" in line else None
-        first = state and line.find("<") < line.find("{")
         steps = self.out.job.settings.get("steps")
-        if state and self._progress.total is None and isinstance(steps, int):
+        if self._progress.total is None and isinstance(steps, int):
             self._progress.total = steps
-        if state and first:
-            self._progress.bar(*state, line)
-        for found in _DICT.finditer(line) if "{" in line else ():
-            taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
-        if state and not first:
-            self._progress.bar(*state, line)
+        end = 0
+        for found in _PIECES.finditer(line) if "{" in line or "<" in line else ():
+            if found[0][0] == "{":
+                taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
+            elif state := bar_state(found[0]):
+                self._progress.bar(*state, line[end : found.end()])
+            end = found.end()
         if " = " in line:
             self._setting(line)
         processes = _PROCESSES.match(line) if "Num processes" in line else None

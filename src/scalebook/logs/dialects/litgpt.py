@@ -7,7 +7,7 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
 
-_RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b")
+_RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b", re.IGNORECASE)
 _LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? *([\d.]+|nan|inf)", re.IGNORECASE)
 _TIME = re.compile(r"iter time: +([\d.]+) ?(m?)s\b")
 
@@ -36,6 +36,7 @@ class LitGPT(LineDialect):
             return False
         iteration, step = integer(found[1]), integer(found[2])
         if step == self._last:
+            self.out.job.table.amend("seconds", MISSING)
             self.out.job.note("Lines of the other micro batches of a step were left out.")
             return True
         self._last = step

@@ -103,8 +103,12 @@ class MLPerf(LineDialect):
         if "step" in told and self._of_gpt3() and isinstance(length, int):  # counts tokens
             samples = told["step"] / length if isinstance(told["step"], int) else None
         if row and isinstance(samples, int | float) and 0 <= samples < 1e15:
-            row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
-            self._rows.setdefault(int(samples), row).update(row)
+            latest = max(self._rows, default=0)
+            if samples >= latest:
+                row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
+                self._rows.setdefault(int(samples), row).update(row)
+            elif "seconds" in row:  # of a block, with the number of its samples
+                self._rows[latest].setdefault("seconds", row["seconds"])
 
     def _stop(self, metadata: object) -> None:
         told = cast(dict[str, Any], metadata).get("status") if isinstance(metadata, dict) else None

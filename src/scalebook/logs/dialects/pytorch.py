@@ -106,6 +106,8 @@ class Torchtune(LineDialect):
             return True
         self._rate = self._rate or has_rate
         row["step"] = float(found[1])
+        if "bytes" in row:  # before peak_memory_alloc
+            row["allocated_gib"] = row.pop("bytes") / 2**30
         self.out.step(row)
         return True
 
