@@ -40,7 +40,7 @@ class Nanochat(LineDialect):
     _RANK = re.compile(r"Tokens / micro-batch / rank: (\d+) x (\d+) = ([\d,]+)")
     _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
-    _MFU = re.compile(r"mfu: ([\d.]+)")
+    _MFU = re.compile(r"(?i)mfu: ([\d.]+)")
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +48,12 @@ class Nanochat(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a record, or one of the lines on the batch."""
-        if "tok/sec:" not in line or "step " not in line:
+        row, total = pairs_of(line)
+        if not {"step", "loss"} <= row.keys():
             if "atch" in line:
                 self._batch(line)
             return False
-        row, total = pairs_of(line)
+        row["clock"] = clock_of(line)
         if mfu := self._MFU.search(line):
             row["mfu"] = number(mfu[1]) / 100  # a percentage without its sign
         if self.cut and "tokens_per_second" not in row:
@@ -80,6 +81,20 @@ class Nanochat(LineDialect):
         if below and above % below == 0:
             self.out.tell(name, above // below)
             self.out.job.derived[name] = "tokens of a batch"
+
+
+class PrimeRL(Nanochat):
+    """``Step N | Time: 0.36s | Loss: ...`` now, ``step: N, loss: ..., mfu: ...`` before.
+
+    The rate is a moving mean of the job.
+    """
+
+    name = "prime-rl"
+    markers = ("tokens_per_second:", "tokens/s")
+    signature = re.compile(
+        r"\bStep \d+ \| (?:Step )?Time: [\d.]+s?[^\n]{0,300}Throughput:"
+        r"|\bstep: \d+, [^\n]{0,100}tokens_per_second:"
+    )
 
 
 class NanoGPT(LineDialect):
