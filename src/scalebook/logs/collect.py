@@ -78,13 +78,13 @@ class Collector:
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
         target = self._pending if len(self.job.table) else self.job.settings
-        if target is self.job.settings and self._conflicts(name, value, weak=weak):
-            return
+        if target is self.job.settings:
+            self._note_conflict(name, value, weak=weak)
         if not weak or (name not in target and name not in self.job.settings):
             target[name] = value
 
-    def _conflicts(self, name: str, value: Value, *, weak: bool) -> bool:
-        """Return whether an equally strong line said another value; then neither is used."""
+    def _note_conflict(self, name: str, value: Value, *, weak: bool) -> None:
+        """Note the values that equally strong lines say: if they differ, none is used."""
         strong = self._strength.get(name)
         if strong is False and not weak:
             self.job.conflicts.pop(name, None)
@@ -93,7 +93,6 @@ class Collector:
             if value not in values:
                 values.append(value)
         self._strength[name] = bool(strong) or not weak
-        return False
 
     def digits(self, column: str, text: str, scale: float = 1.0) -> None:
         """Note how finely a column is printed, by one of its texts."""

@@ -146,8 +146,8 @@ _MEMORY = re.compile(
     r"\bmem-max-reserved-gigabytes: ([\d.]+)"
 )
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
-_STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
-_STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
+STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
+STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
 _LOUD = (
     "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
     "TPU v", *PARTIAL_PIECES, *PACKED_PIECES,
@@ -349,7 +349,7 @@ class IterationDialect(LineDialect):
                     details[key] = max(gib, known) if isinstance(known, float) else gib
             return True
         if "Step Time" in line:
-            seconds, tflops = _STEP_TIME.search(line), _STEP_TFLOPS.search(line)
+            seconds, tflops = STEP_TIME.search(line), STEP_TFLOPS.search(line)
             if seconds and tflops:
                 self._step_time = (number(seconds[1]), number(tflops[1]))
                 return True

@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from functools import cache
+from itertools import pairwise
 
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, alternatives, clock_seconds, integer, number, scaled
@@ -66,11 +67,8 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     if job.table.has("seconds") or not job.table.has(column) or len(job.table) < 2:
         return
     seconds = differences(job, column)
-    spans = sorted(
-        (job.table.column(column)[row] - job.table.column(column)[row - 1])
-        for row in range(1, len(seconds))
-        if seconds[row] > 0
-    )
+    clock = pairwise(job.table.column(column))
+    spans = sorted(b - a for (a, b), each in zip(clock, seconds[1:], strict=True) if each > 0)
     if not spans or spans[len(spans) // 2] < _FINE_ENOUGH * resolution:
         job.note(f"No step time is printed, and the {origin} are too coarse for one.")
         return

@@ -249,10 +249,9 @@ class HFTrainer(LineDialect):
             elif state := bar_state(found[0]):
                 self._progress.bar(*state, line[end : found.end()])
             end = found.end()
-        if " = " in line:
-            self._setting(line)
-        processes = _PROCESSES.match(line) if "Num processes" in line else None
-        if processes:
+        if " = " in line and (block := _BLOCK.match(line)):
+            self._whole_run({block[1]: block[2]})
+        if "Num processes" in line and (processes := _PROCESSES.match(line)):
             self.out.tell("world_size", integer(processes[1]))
         return taken
 
@@ -286,12 +285,6 @@ class HFTrainer(LineDialect):
         self.out.goes_on()
         self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
         return True
-
-    def _setting(self, line: str) -> None:
-        block = _BLOCK.match(line)
-        if block:
-            self._whole_run({block[1]: block[2]})
-            return
 
     def _whole_run(self, entries: dict[str, str]) -> None:
         for name, value in entries.items():

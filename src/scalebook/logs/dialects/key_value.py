@@ -6,14 +6,7 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import (
-    MISSING,
-    clock_of,
-    integer,
-    names,
-    number,
-    whole,
-)
+from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
 from scalebook.logs.pairs import (
     TIMED,
     bar_state,
@@ -23,6 +16,7 @@ from scalebook.logs.pairs import (
     seconds_from,
     tokens_from_totals,
 )
+from scalebook.logs.setting_lines import Value
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -71,14 +65,11 @@ class Nanochat(LineDialect):
         elif every and self._of_rank:
             self._derive("world_size", whole(every[1]) or 0, self._of_rank)
         elif total:
-            self._derive("global_batch_size", whole(total[1]) or 0, self._length())
+            length = self.out.job.settings.get("sequence_length", 0)
+            self._derive("global_batch_size", whole(total[1]) or 0, length)
 
-    def _length(self) -> int:
-        length = self.out.job.settings.get("sequence_length")
-        return length if isinstance(length, int) else 0
-
-    def _derive(self, name: str, above: int, below: int) -> None:
-        if below and above % below == 0:
+    def _derive(self, name: str, above: int, below: Value) -> None:
+        if isinstance(below, int) and below and above % below == 0:
             self.out.tell(name, above // below)
             self.out.job.derived[name] = "tokens of a batch"
 

@@ -15,13 +15,8 @@ from scalebook.logs.pairs import seconds_from
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
 SIZES = names("mlperf")
 _STATS, _MODELS = names("mlperf-stats"), names("mlperf-models")
-_FACTS = (
-    "submission_benchmark",
-    "submission_platform",
-    "submission_org",
-    "seed",
-    "target_accuracy",
-)
+_SUBMITTED = tuple(f"submission_{what}" for what in ("benchmark", "platform", "org"))
+_FACTS = (*_SUBMITTED, "seed", "target_accuracy")
 
 
 class MLPerf(LineDialect):
@@ -69,9 +64,7 @@ class MLPerf(LineDialect):
             rate = stats.get("throughput")
             if isinstance(rate, int | float) and 0 < rate < 1e15:
                 self._throughput.append(float(rate))
-            if (
-                "global_valid_toks" in stats
-            ):  # rollouts: their length is a limit, not what is trained
+            if "global_valid_toks" in stats:  # rollouts: their length is a limit
                 self._fixed = False
             self._record(event, {_STATS[name]: stats[name] for name in stats if name in _STATS})
         elif key in ("run_start", "run_stop") and isinstance(event.get("time_ms"), int):
@@ -112,12 +105,8 @@ class MLPerf(LineDialect):
 
     def _stop(self, metadata: object) -> None:
         told = cast(dict[str, Any], metadata).get("status") if isinstance(metadata, dict) else None
-        if told == "success":
-            self.out.end(Ending("completed", "run_stop: success"))
-        else:
-            self.out.end(
-                Ending("failed", f"run_stop with status {str(told)[:40]}: no valid result")
-            )
+        bad = Ending("failed", f"run_stop with status {str(told)[:40]}: no valid result")
+        self.out.end(Ending("completed", "run_stop: success") if told == "success" else bad)
 
     def _of_gpt3(self) -> bool:
         return self.out.job.details.get("submission_benchmark") == "gpt3"
