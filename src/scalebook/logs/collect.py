@@ -19,17 +19,8 @@ _AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
-POSITIVE = set(COLUMNS) - {
-    "step",
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "skipped",
-    "nan",
-    "not_finite",
-    "clock",
-}
 COUNTED = ("step", "skipped", "nan")
+POSITIVE = {*COLUMNS} - {*COUNTED, "loss", "grad_norm", "learning_rate", "not_finite", "clock"}
 # Settings whose change says that another job began.
 IDENTITY = (
     "world_size",

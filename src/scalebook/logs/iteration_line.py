@@ -314,8 +314,7 @@ class IterationDialect(LineDialect):
 
     def _note_pair(self, text: str, start: int) -> None:
         """Note that the trainer prints the last value and a mean: they show the log interval."""
-        fields = text[start:].split("|")
-        for field in fields:
+        for field in text[start:].split("|"):
             name, _, value = field.partition(":")
             if COLUMN_OF.get(key_of(name), ("", 0))[0] == "seconds" and "/" in value:
                 last, _, mean = value.partition("/")

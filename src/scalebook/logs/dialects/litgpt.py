@@ -40,15 +40,11 @@ class LitGPT(LineDialect):
             self.out.job.note("Lines of the other micro batches of a step were left out.")
             return True
         self._last = step
-        loss = _LOSS.search(line)
-        single = iteration == step
-        if not single:
+        row = {"step": float(step), "seconds": number(time[1]) / (1e3 if time[2] else 1)}
+        if iteration != step:
+            row["seconds"] = MISSING
             self.out.job.note("The printed time is that of a micro batch, not of a step.")
-        self.out.step(
-            {
-                "step": float(step),
-                "seconds": number(time[1]) / (1e3 if time[2] else 1) if single else MISSING,
-            }
-            | ({"loss": number(loss[1])} if loss else {})
-        )
+        if loss := _LOSS.search(line):
+            row["loss"] = number(loss[1])
+        self.out.step(row)
         return True
