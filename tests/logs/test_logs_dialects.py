@@ -1365,3 +1365,147 @@ def test_quoted_blocks_whose_steps_go_back_are_other_runs(tmp_path, step, jobs):
     assert len(found) == jobs
     remark = "Its records stand in several quoted blocks: they may be of other runs."
     assert (remark in found[0]["warnings"]) is (jobs == 1)
+
+
+def test_records_that_a_trainer_held_back_are_placed_by_their_epochs(tmp_path):
+    loading = "Loading checkpoint shards: 100%|###| 4/4 [00:54<00:00, 13.50s/it]\n"
+    entry = "{{'loss': {n}.5, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+
+    def bars(first: int, last: int) -> str:
+        elapsed = ((n, 6 * n // 60, 6 * n % 60) for n in range(first, last))
+        return "".join(f" {n}/80 [{m:02d}:{s:02d}<09:59,  6.00s/it]\r" for n, m, s in elapsed)
+
+    def dicts(*steps: int) -> str:
+        return "".join(entry.format(n=9 - n // 10, epoch=round(n / 40, 2)) for n in steps)
+
+    text = loading + bars(1, 46) + dicts(10, 20, 30, 40) + bars(46, 81) + dicts(50, 60, 70, 80)
+    found = read(tmp_path, text + "{'train_runtime': 480.0, 'train_loss': 4.5, 'epoch': 2.0}\n")
+    assert told(found, "n_records", "first_step", "last_step", "log_interval") == (8, 10, 80, 10)
+    assert told(found, "step_seconds_median", "loss_first", "status") == (6.0, 8.5, "completed")
+
+
+def test_names_and_values_of_an_iteration_line_may_have_no_colon_between_them(tmp_path):
+    line = " iteration {n}/ 900 | elapsed time per iteration (ms): 2000.0 | learning rate 1.0E-05 |"
+    losses = {100: "6.5E+00", 200: "NAN", 300: "4.5E+00"}
+    text = "".join(
+        line.format(n=n) + f" lm loss {x} | loss scale 4.0 |\n" for n, x in losses.items()
+    )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "loss_first", "loss_last") == (3, 6.5, 4.5)
+    assert "The loss is not a number in 1 of 3 records." in found["warnings"]
+    many = [line.format(n=n) + f" lm loss {n}.5E+00 |\n" for n in range(1, 101)]
+    assert told(read(tmp_path, "".join(many)), "loss_first", "loss_last") == (1.5, 100.5)
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("250.0ms", 0.25), ("2.5 s", 2.5)])
+def test_litgpt_names_the_unit_of_its_time(tmp_path, unit, seconds):
+    line = "Epoch 1 | iter {n} step {n} | loss train: 2.5, val: n/a | iter time: {unit} (step)\n"
+    text = "".join(line.format(n=n, unit=unit) for n in (4, 5, 6))
+    assert read(tmp_path, text)["step_seconds_median"] == seconds
+
+
+def test_a_time_without_a_unit_is_in_milliseconds_where_the_clock_says_so(tmp_path):
+    line = "[2026-01-02 10:00:{s:02d}] step={n} loss={l}.5 dt={t} mfu=40.0\n"
+    text = "".join(line.format(s=n, n=n, l=50 - n, t=1000.0) for n in range(1, 9))
+    found = read(tmp_path, text)
+    assert found["step_seconds_median"] == 1.0
+    assert (
+        "The step time has no unit. By the time stamps it is in milliseconds." in found["warnings"]
+    )
+    assert read(tmp_path, text.replace("dt=1000.0", "dt=1.0"))["step_seconds_median"] == 1.0
+
+
+def test_a_bar_at_zero_with_a_loss_shows_the_loss_of_the_step_to_come(tmp_path):
+    bar = "Train: 0%| | {n}/900 [00:0{n}<09:59, {rate}s/it, loss: {loss}]\r"
+    text = bar.format(n=0, rate="?", loss=9.5)
+    for n, loss in ((1, 9.5), (2, 8.5), (3, 7.5)):
+        text += bar.format(n=n, rate=1.0, loss=loss) + bar.format(n=n, rate=1.0, loss=loss - 1)
+    found = read(tmp_path, text + bar.format(n=4, rate=1.0, loss=6.5))
+    assert told(found, "n_records", "first_step", "loss_first", "loss_last") == (4, 1, 9.5, 6.5)
+    set_behind = "".join(bar.format(n=n, rate=1.0, loss=9.5 - n) for n in (1, 2, 3))
+    assert told(read(tmp_path, set_behind), "n_records", "loss_first") == (3, 8.5)
+
+
+def test_a_step_of_an_epoch_of_fairseq_counts_the_epochs_before(tmp_path):
+    line = "| epoch {e:03d}  {n} / 5000 loss={l} (2.5), wps=900, wpb=800, bsz=32, lr=0.001\n"
+    text = "".join(line.format(e=3, n=n, l=5000 / n) for n in (2000, 3000, 4000))
+    text += "| epoch 003 | train loss 1.5 | words/s    900 | words/batch    906 | bsz    32\n"
+    found = read(tmp_path, text + line.format(e=4, n=1000, l=1.125))
+    assert told(found, "n_records", "first_step", "last_step") == (4, 12_000, 16_000)
+
+
+def test_a_gradient_that_is_no_number_makes_a_loss_of_zero_none(tmp_path):
+    entry = "{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+    text = entry.format(loss=2.5, norm=0.5, epoch=0.5) + entry.format(loss=0.0, norm="nan", epoch=1)
+    found = read(tmp_path, text)
+    assert told(found, "status", "reason") == (
+        "diverged", "The loss is not a number in the last record.",
+    )  # fmt: skip
+    assert read(tmp_path, text.replace("nan", "0.25"))["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("line", "model"),
+    [
+        ("Loading base model: Qwen/Qwen2.5-3B-Instruct", "qwen2.5-3b"),
+        ("train.py --model_name_or_path /data/hub/Llama-2-7b-hf --bf16", "llama2-7b"),
+        ("  base_model: mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("teacher_model_name_or_path: Qwen/Qwen2.5-3B", None),
+        ("HEAD https://example.com/api/models/meta/Llama-3.1-8B/config.json", None),
+        ("model: acme/Qwen2.5-3B-Pruned", None),
+    ],
+)
+def test_a_model_of_the_catalog_is_known_by_its_published_name(tmp_path, line, model):
+    steps = "".join(f"step: {n} loss: {9 - n}.5 step time: 2.0s\n" for n in (1, 2, 3))
+    assert read(tmp_path, f"{line}\n{steps}")["model"] == model
+
+
+def test_a_launch_of_one_node_says_how_many_processes_there_are(tmp_path):
+    steps = "".join(f"step: {n} loss: {9 - n}.5 step time: 2.0s\n" for n in (1, 2, 3))
+    command = "torchrun --nproc-per-node=4 {}train.py\n"
+    assert read(tmp_path, command.format("") + steps)["world_size"] == 4
+    assert read(tmp_path, command.format("--nnodes=2 ") + steps)["world_size"] != 4
+
+
+def test_litgpt_times_no_step_of_which_a_second_micro_batch_follows(tmp_path):
+    line = "Epoch 1 | iter {i} step {s} | loss train: 2.5, val: n/a | iter time: 250.0 ms\n"
+    text = "".join(line.format(i=i, s=(i + 1) // 2) for i in (1, 2, 3, 4))
+    assert told(read(tmp_path, text), "n_records", "step_seconds_median") == (2, None)
+
+
+def test_of_several_bars_in_a_line_the_last_one_is_before_the_record(tmp_path):
+    bar = "^M  4%|# | {n}/900 [11:{s:02d}<5:08:51,  2.00s/it]"
+    entry = "^M {{'loss': {loss}, 'learning_rate': 0.001}}\n"
+    text = "".join(
+        bar.format(n=n - 1, s=2 * n - 2) + bar.format(n=n, s=2 * n) + entry.format(loss=9.5 - n)
+        for n in (5, 6, 7)
+    )
+    assert told(read(tmp_path, text), "n_records", "first_step", "last_step") == (3, 5, 7)
+
+
+def test_a_time_that_mlperf_prints_of_a_block_is_of_its_last_step(tmp_path):
+    text = mllog(0, "global_batch_size", 8) + mllog(0, "run_start", None)
+    for n in range(1, 7):
+        text += mllog(n * 10_000, "tracked_stats", {"train_loss": 9.5 - n}, samples_count=n * 80)
+        if n % 2 == 0:
+            text += mllog(
+                n * 10_000 + 1, "tracked_stats", {"train_step_time": 1.25}, samples_count=160
+            )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step", "log_interval") == (6, 10, 60, 10)
+    assert found["step_seconds_median"] == 1.25
+
+
+def test_an_exception_that_the_interpreter_ignores_is_no_failure(tmp_path):
+    steps = "".join(f"0: step: {n} loss: {9 - n}.5 step time: 2.0s\n" for n in (1, 2, 3))
+    raised = 'Traceback (most recent call last):\n0:   File "a.py", line 1, in b\n0: OSError: no\n'
+    ignored = "0: Exception ignored in atexit callback: <function a at 0x7f>\n0: " + raised
+    assert read(tmp_path, steps + ignored)["status"] == "interrupted"
+    assert read(tmp_path, steps + ignored + "0: " + raised)["status"] == "failed"
+
+
+def test_torchtune_once_printed_memory_in_bytes(tmp_path):
+    line = "Step {n} | loss:{loss}.5 lr:2e-05 gpu_resources:{size}\n"
+    path = tmp_path / "a.log"
+    path.write_text("".join(line.format(n=n, loss=9 - n, size=n * 2**31) for n in (1, 2, 3)))
+    assert logs.read(path).jobs[0].table.values("allocated_gib") == [2.0, 4.0, 6.0]

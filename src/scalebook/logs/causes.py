@@ -166,11 +166,7 @@ def exception(text: str) -> Ending | None:
 
 def mentions_ending(text: str) -> bool:
     """Whether any line of a text may say how a run ended."""
-    return (
-        any(piece in text for piece, _ in ENDINGS)
-        or any(piece in text for piece in PIECES)
-        or any(piece in text for piece in _RAISES)
-    )
+    return any(piece in text for piece in (*dict(ENDINGS), *PIECES, *_RAISES))
 
 
 def holds_up(text: str) -> bool:

@@ -19,17 +19,8 @@ _AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
-POSITIVE = set(COLUMNS) - {
-    "step",
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "skipped",
-    "nan",
-    "not_finite",
-    "clock",
-}
 COUNTED = ("step", "skipped", "nan")
+POSITIVE = {*COLUMNS} - {*COUNTED, "loss", "grad_norm", "learning_rate", "not_finite", "clock"}
 # Settings whose change says that another job began.
 IDENTITY = (
     "world_size",
@@ -78,13 +69,13 @@ class Collector:
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
         target = self._pending if len(self.job.table) else self.job.settings
-        if target is self.job.settings and self._conflicts(name, value, weak=weak):
-            return
+        if target is self.job.settings:
+            self._note_conflict(name, value, weak=weak)
         if not weak or (name not in target and name not in self.job.settings):
             target[name] = value
 
-    def _conflicts(self, name: str, value: Value, *, weak: bool) -> bool:
-        """Return whether an equally strong line said another value; then neither is used."""
+    def _note_conflict(self, name: str, value: Value, *, weak: bool) -> None:
+        """Note the values that equally strong lines say: if they differ, none is used."""
         strong = self._strength.get(name)
         if strong is False and not weak:
             self.job.conflicts.pop(name, None)
@@ -93,7 +84,6 @@ class Collector:
             if value not in values:
                 values.append(value)
         self._strength[name] = bool(strong) or not weak
-        return False
 
     def digits(self, column: str, text: str, scale: float = 1.0) -> None:
         """Note how finely a column is printed, by one of its texts."""
@@ -127,7 +117,7 @@ class Collector:
         bad = [name for name in row if not _possible(name, row[name], row[name])]
         if bad:
             row = {**row, **dict.fromkeys(bad, MISSING)}
-            if "loss" in bad:
+            if "loss" in bad or ("grad_norm" in bad and row.get("loss") == 0):  # as Hugging Face
                 row = {**row, "not_finite": 1.0}
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
         if self._other_rank(rank):
@@ -186,6 +176,10 @@ class Collector:
         self._pending = {}
         self._merge_ranks()
         for job in self.jobs:
+            lost = job.table.column("not_finite")
+            if len(lost) and any(one > 0 for one in lost) and not lost[-1] > 0:
+                count = sum(one > 0 for one in lost)
+                job.note(f"The loss is not a number in {count} of {len(lost)} records.")
             job.drop_conflicts()
             job.drop_repeats()
         return self.jobs

@@ -58,12 +58,18 @@ def _timed(key: str, value: str) -> tuple[str, float] | None:
 Digits = Callable[[str, str, float], None]
 
 
-def _field(text: str, row: dict[str, float], digits: Digits) -> None:
+def _split(text: str) -> tuple[str, str]:
+    """Return the name and the value of a field: ``lm loss: 5.1``, or ``lm loss 5.1``."""
     name, colon, value = text.partition(":")
     if not colon:
-        bare = _TFLOPS_BARE.match(text)
-        if bare:
-            row.setdefault("tflops_per_gpu", number(bare[1]))
+        name, _, value = text.rstrip().rpartition(" ")
+    return name, value
+
+
+def _field(text: str, row: dict[str, float], digits: Digits) -> None:
+    name, value = _split(text)
+    if bare := _TFLOPS_BARE.match(text):
+        row.setdefault("tflops_per_gpu", number(bare[1]))
         return
     key = key_of(name)
     if key == "approxflopspergpu":
@@ -112,18 +118,18 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
         return None
     pattern = rf"iteration:? ++(\d++) *+/ *+{total} *+\|"
     columns: list[tuple[str, float]] = [("step", 1.0)]
-    keys = {key_of(text.partition(":")[0]) for text in line.split("|")}
+    keys = {key_of(_split(text)[0]) for text in line.split("|")}
     taken = {"step"}
     if "globalbatchsize" in keys and "consumedtokens" not in keys:
         taken.add("consumed_samples")  # only ever used to derive these two
     for text in line[found.end() :].rstrip().split("|")[:-1]:
-        name, colon, value = text.partition(":")
-        column = column_of(key_of(name)) if colon else None
+        name, value = _split(text)
+        column = column_of(key_of(name))
         if column is None or column[0] in taken:
             pattern += r"[^|\n]*+\|"
         else:
             plain = _PLAIN.fullmatch(value)
-            pattern += rf" *+{re.escape(name.strip())}: *+([\d.eE+-]++)"
+            pattern += rf" *+{re.escape(name.strip())}:? *+([\d.eE+-]++)"
             pattern += r" *+\|" if plain else r"[^|\n]*+\|"
             columns.append(column)
             taken.add(column[0])
@@ -140,8 +146,8 @@ _MEMORY = re.compile(
     r"\bmem-max-reserved-gigabytes: ([\d.]+)"
 )
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
-_STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
-_STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
+STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
+STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
 _LOUD = (
     "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
     "TPU v", *PARTIAL_PIECES, *PACKED_PIECES,
@@ -308,8 +314,7 @@ class IterationDialect(LineDialect):
 
     def _note_pair(self, text: str, start: int) -> None:
         """Note that the trainer prints the last value and a mean: they show the log interval."""
-        fields = text[start:].split("|")
-        for field in fields:
+        for field in text[start:].split("|"):
             name, _, value = field.partition(":")
             if COLUMN_OF.get(key_of(name), ("", 0))[0] == "seconds" and "/" in value:
                 last, _, mean = value.partition("/")
@@ -343,7 +348,7 @@ class IterationDialect(LineDialect):
                     details[key] = max(gib, known) if isinstance(known, float) else gib
             return True
         if "Step Time" in line:
-            seconds, tflops = _STEP_TIME.search(line), _STEP_TFLOPS.search(line)
+            seconds, tflops = STEP_TIME.search(line), STEP_TFLOPS.search(line)
             if seconds and tflops:
                 self._step_time = (number(seconds[1]), number(tflops[1]))
                 return True

@@ -6,12 +6,13 @@ import math
 import re
 import statistics
 from functools import cache
+from itertools import pairwise
 
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, alternatives, clock_seconds, integer, number, scaled
 
 BAR = re.compile(
-    r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+)\s*(s/it|it/s)"
+    r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+|\?)\s*(s/it|it/s)"
 )  # tqdm: done, total, elapsed, rate
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
@@ -66,17 +67,26 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     if job.table.has("seconds") or not job.table.has(column) or len(job.table) < 2:
         return
     seconds = differences(job, column)
-    spans = sorted(
-        (job.table.column(column)[row] - job.table.column(column)[row - 1])
-        for row in range(1, len(seconds))
-        if seconds[row] > 0
-    )
+    clock = pairwise(job.table.column(column))
+    spans = sorted(b - a for (a, b), each in zip(clock, seconds[1:], strict=True) if each > 0)
     if not spans or spans[len(spans) // 2] < _FINE_ENOUGH * resolution:
         job.note(f"No step time is printed, and the {origin} are too coarse for one.")
         return
     job.table.set_column("seconds", seconds)
     job.details["seconds_from"] = origin
     job.note(f"No step time is printed: it is the difference of {origin}.")
+
+
+def by_the_clock(job: Job) -> None:
+    """Take step times without a unit as milliseconds, where the time stamps say so."""
+    table = job.table
+    clock, steps, usual = table.column("clock"), table.column("step"), table.median("seconds")
+    if usual is None or len(job.attempts) > 1:
+        return
+    span, count = clock[-1] - clock[0], steps[-1] - steps[0]
+    if span >= 5 and count > 0 and 600 < usual / (span / count) < 1500:
+        table.set_column("seconds", [value * 1e-3 for value in table.column("seconds")])
+        job.note("The step time has no unit. By the time stamps it is in milliseconds.")
 
 
 def tokens_from_totals(job: Job) -> None:
@@ -105,10 +115,11 @@ _STEP = re.compile(
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
     re.IGNORECASE,
 )
-_BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
+_BATCH = re.compile(r"(?<![\w/])[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
 _EPOCH = re.compile(
-    r"\bEpoch(?:\(train\))?:? *\[ *(\d{1,6})(?:/ *(\d{1,6}))?\](?:, step:)? *"
-    r"[\[(] *(\d{1,9})/ *(\d{1,9})[\])]"
+    r"\bEpoch(?:\(train\))?:? *\[ *(?P<epoch>\d{1,6})(?:/ *(?P<epochs>\d{1,6}))?\](?:, step:)? *"
+    r"[\[(] *(?P<done>\d{1,9})/ *(?P<each>\d{1,9})[\])]"
+    r"|\bepoch (?P<epoch_>\d{3}):? +(?P<done_>\d{1,9}) / (?P<each_>\d{1,9})\b(?!.*num_updates)"
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
@@ -176,7 +187,10 @@ def _named() -> re.Pattern[str]:
 def _step_at(line: str, row: dict[str, float]) -> int | None:
     """Add the step that a line states, if any; return the steps in all."""
     if found := _EPOCH.search(line):  # before steps: these are steps of an epoch
-        epoch, epochs, done, each = (integer(digits or "0") for digits in found.groups())
+        part = {name.rstrip("_"): digits for name, digits in found.groupdict().items() if digits}
+        epoch, epochs, done, each = (
+            integer(part.get(name, "0")) for name in ("epoch", "epochs", "done", "each")
+        )
         row["step"] = float(max(epoch - 1, 0) * each + done)
         return epochs * each or None
     if found := _STEP.search(line):
@@ -197,8 +211,9 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
         return row, None
     bar, _, behind = line.rpartition("]")
-    line = behind if "oss" in behind and bar_state(bar) else line  # drawn before the record
-    total = _step_at(line, row)
+    drawn = bar_state(bar) if "oss" in behind else None  # before the record
+    line = behind if drawn else line
+    total = _step_at(line, row) or (drawn and drawn[1])
     for key, text, unit in _named().findall(line):
         column, scale = _columns()[_plain(key)]
         row.setdefault(*cell(column, scaled(text.upper()) * scale, unit.lower()))

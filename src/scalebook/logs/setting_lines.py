@@ -72,12 +72,14 @@ PACKED_PIECES = ("packed", "packing", "reset_attention_mask", "remove_padding")
 _PACKED = re.compile(
     r"\b(?:packed_sequence|(?:neat_|sample_)?packing|reset_attention_mask|use_remove_padding|packed"
     r"|(packed_sequence_size))['\"]?\s*[.:=]+\s*['\"]?(?(1)[1-9]\d*|(?i:true))\b"
+    r"|\bpacking_efficiency_estimate: \d"  # Axolotl
 )
 _PARTIAL = re.compile(
     r"(?i:\b(?:peft|peft_scheme|finetuning_type|train_type|tuner_type|adapter)['\"]?\s*[.:=]+\s*['\"]?"
     r"(?P<kind>q?lora|dora|adalora|lora\+|ia3|adapter|prefix|prompt)\b)"
     r"|\b(?i:use_lora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
     r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
+    r"|\bTrainable parameters: (?!100)[\d.]+% \(|\bSaving LoRA weights"
     r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting) LoRA)"
 )
 _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
@@ -87,22 +89,40 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
     "atch size", "teps = ", "GPUs = ", "length", "orld", " --", "dtype", "DTYPE", "precision",
-    "'--", "MEMBER",
+    "'--", "MEMBER", "model_name", "base_model", "oading model", "oading base model", "model: ",
 )  # fmt: skip
 _WORLD = re.compile(
-    r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size)"
+    r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
     r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
 _SPOKEN = re.compile(
-    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:sequence|context) length)\s*[:=]\s*"
-    r"([\d,]{1,12})(?![\w.,]| *(?:tokens|tok\b))"
+    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:sequence|context) length)"
+    r"(?:\s*[:=]\s*| is )([\d,]{1,12})(?![\w,]|\.\d| *(?:tokens|tok\b))"
 )
 _FORMAT = re.compile(
     r"(?i)(?<![a-z])(?:compute[_ ]dtype|mixed_precision|precision)['\"]?\s*[:=]\s*['\"]?"
     r"(?:torch\.)?(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
 )
+
+
+_MODEL = re.compile(
+    r"(?i)(?<![\w./])(?:(?:pretrained_)?model_name_or_path|base_model|model(?:_name)?"
+    r"|loading (?:base )?model)(?:['\"]?\s*[:=]\s*|\s+|', )['\"]?(?:[\w.-]*/)+"
+    r"([a-z][\w.-]*\d[bm]\b[\w.-]*)"
+)
+_VARIANT = re.compile(r"-(?:instruct|base|chat|it|hf|v\d[\d.]*|\d{4})\b")
+
+
+def model_in(line: str) -> str | None:
+    """Return the model of the catalog whose published name a line gives as the one to train."""
+    found = _MODEL.search(line)
+    if found is None:
+        return None
+    said = _VARIANT.sub("", found[1].lower()).removeprefix("meta-").replace("-", "")
+    names = (shape.name for shape in catalog.models())
+    return next((name for name in names if name.replace("-", "") == said), None)
 
 
 _BANNERS = names("banner")
@@ -127,6 +147,10 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     for name, digits in _SPOKEN.findall(line):
         if integer(digits.replace(",", "")):
             yield SIZES[name.lower().replace(" ", "_")], integer(digits.replace(",", ""))
+    if model := model_in(line):
+        yield "model", model
+    if "torchrun " in line and "nproc" in line and "nnodes" not in line:
+        yield "nodes", 1
     number_format = _FORMAT.search(line)
     if number_format:
         word = number_format[1].lower()

@@ -15,12 +15,6 @@ _LENGTHS = 128  # lengths of packed samples are multiples of it
 _LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
 
 
-def _cross_entropy(entries: dict[str, float]) -> float | None:
-    """Return the cross entropy where the total loss is not logged, None where it is not either."""
-    names = (name for name in entries if name.endswith("LanguageCrossEntropy"))
-    return entries.get(next(names, ""))
-
-
 class Composer(LineDialect):
     """``[epoch=1][batch=5/5]:`` followed by ``Train key: value`` lines."""
 
@@ -70,8 +64,9 @@ class Composer(LineDialect):
         rate = row.get("samples_per_second")
         if size and rate and rate > 0:
             row["seconds"] = size / rate
-        if "loss" not in row and (loss := _cross_entropy(entries)) is not None:
-            row["loss"] = loss
+        entropy = [value for key, value in entries.items() if key.endswith("LanguageCrossEntropy")]
+        if "loss" not in row and entropy:  # the total is not logged
+            row["loss"] = entropy[0]
         if "throughput/device/flops_per_sec" in entries:
             row["tflops_per_gpu"] = entries["throughput/device/flops_per_sec"] / 1e12
         for key, column in (("allocated", "allocated_gib"), ("reserved", "reserved_gib")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.iteration_line import RECORD
+from scalebook.logs.iteration_line import IterationDialect
 from scalebook.logs.numbers import MISSING, integer, names, number
 from scalebook.logs.pairs import pairs_of
 
@@ -161,48 +161,32 @@ class DeepSpeed(LineDialect):
             super().finish()
 
 
-_LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
-_TIME = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+) *\|")
-_RATE = re.compile(r"\|\s*learning rate ([\d.eE+-]+)")
 _SPEED = re.compile(r"\|\s*speed ([\d.]+) samples/\(min\*GPU\)")
 
 
-class SwissArmy(LineDialect):
+class SwissArmy(IterationDialect):
     """``iteration N/M | ... | total loss x | ... |speed y samples/(min*GPU)``."""
 
     name = "swissarmytransformer"
     markers = ("samples/(min*GPU)",)
     signature = re.compile(r"iteration +\d+/ *\d+ \|[^\n]{0,400}samples/\(min\*GPU\)")
+    text = LineDialect.text  # line by line: the lines between the records count
 
     def __init__(self) -> None:
         super().__init__()
-        self._job_rate: tuple[float, float] | None = None
+        self._job_rate: dict[float, float] = {}  # by the last step that the timer names
 
     def line(self, line: str) -> bool:
         """Take a record; DeepSpeed's timer line of the same step gives the rate of the job."""
-        timer = TIMER.search(line) if "SamplesPerSec=" in line else None
-        if timer:
-            self._job_rate = (number(timer[1]), number(timer[3] or timer[2]))
+        if "SamplesPerSec=" in line and (timer := TIMER.search(line)):
+            self._flush()
+            self._job_rate = {number(timer[1]): number(timer[3] or timer[2])}
             return True
-        skipped = SKIPPED.search(line) if "skipped=" in line else None
-        if skipped:
+        if "skipped=" in line and (skipped := SKIPPED.search(line)):
             self.out.job.skipped_in_all = integer(skipped[2])
             return True
-        found = RECORD.search(line) if "iteration" in line else None
-        time = _TIME.search(line) if found else None
-        if found is None or time is None:
-            return False
-        self.out.digits("seconds", time[1], 1e-3)
-        row = {"step": number(found[1]), "seconds": number(time[1]) / 1e3}
-        for name, pattern in (("loss", _LOSS), ("learning_rate", _RATE)):
-            value = pattern.search(line)
-            if value:
-                row[name] = number(value[1])
-        speed = _SPEED.search(line)
-        if speed:
-            row["samples_per_second_per_gpu"] = number(speed[1]) / 60
-            self.out.digits("samples_per_second_per_gpu", speed[1], 1 / 60)
-        if self._job_rate and self._job_rate[0] == row["step"]:
-            row["samples_per_second"] = self._job_rate[1]
-        self.out.step(row, total=integer(found[2]))
-        return True
+        return super().line(_SPEED.sub(r"| samples/(min*GPU): \1", line))
+
+    def _emit(self, row: dict[str, float], total: int | None, world: int | None = None) -> None:
+        rate = self._job_rate.get(row["step"], MISSING)
+        super()._emit({"samples_per_second": rate, **row}, total, world)

@@ -49,6 +49,7 @@ class LineDialect(Dialect):
     assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
     cut = False
     traceback = False  # the exception that ends it comes soon
+    ignored = False  # it is one that Python ignores
     _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
 
     @abstractmethod
@@ -140,11 +141,16 @@ class LineDialect(Dialect):
 
     def ending(self, line: str) -> None:
         """Note what a line says about the end of the run."""
+        rank, text = split_rank(line)
+        text = text if rank is None else text.removeprefix(" ")
+        if text.startswith("Exception ignored in"):  # as the interpreter exits: no failure
+            self.ignored = True
+        elif self.ignored:
+            self.ignored = causes.TRACEBACK in line or text[:1] in (" ", "\t")
+            return
         found = causes.ending(line)
         if found:
             self.out.end(found)
-        rank, text = split_rank(line)
-        text = text if rank is None else text.removeprefix(" ")
         if causes.TRACEBACK in line:
             self.traceback = True
         elif self.traceback and text[:1] not in ("", " ", "\t"):

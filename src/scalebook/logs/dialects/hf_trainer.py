@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
@@ -21,8 +21,10 @@ from scalebook.logs.numbers import (
     rounding,
     whole,
 )
-from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
+from scalebook.logs.pairs import BAR, bar_seconds, bar_state, seconds_from, tokens_from_totals
 
+# The bar of loading or of preparing data: it says what it counts.
+_NAMED_BAR = re.compile(r"^(?!.*(?i:train|epoch|step|iter))[ \t]*[A-Za-z][^|]*: *\d+%\|")
 _MOST_EPOCHS = 1000
 _MOST_RECORDS = 1_000_000
 
@@ -33,6 +35,7 @@ class _Record:
     step: float
     epoch: float
     bars: list[int] = field(default_factory=list[int])  # the bar before and the one behind
+    span: tuple[int, int] | None = None  # the bars around all that were printed at once
     seconds: float = MISSING  # an iteration by the bar
 
 
@@ -52,7 +55,8 @@ def _even(steps: list[float], error: float) -> list[float]:
         return steps
     for interval in (digit * 10**size for size in range(6, 0, -1) for digit in (5, 2, 1)):
         even = [float(round(step / interval) * interval) for step in steps]
-        near = all(abs(a - b) <= error for a, b in zip(even, steps, strict=True))
+        slack = min(error, interval / 4)
+        near = all(abs(a - b) <= slack for a, b in zip(even, steps, strict=True))
         if near and all(b - a == interval for a, b in pairwise(even)):
             return even
     return steps
@@ -65,23 +69,28 @@ class ProgressBars:
     records: list[_Record] = field(default_factory=list[_Record])
     total: int | None = None
     last_bar: int | None = None
-    alone: dict[int, float] = field(default_factory=dict[int, float])  # elapsed seconds by step
+    elapsed: dict[float, float] = field(default_factory=dict[float, float])  # seconds by step
     redrawn: bool = False  # whether a record's bar is drawn behind it
 
-    def bar(self, done: int, total: int, line: str) -> None:
-        """Take a state of the progress bar."""
+    def bar(self, done: int, total: int, seconds: float, line: str) -> None:
+        """Take a state of the progress bar, if it is that of the training."""
+        if self.total is None and _NAMED_BAR.search(line):
+            return
         self.total = self.total or total
         if total != self.total:  # the bar of an evaluation
             return
         self.last_bar = done
+        if len(self.elapsed) < _MOST_RECORDS:
+            self.elapsed[done] = seconds
         if self.records and len(self.records[-1].bars) < 2:
             self.records[-1].bars.append(done)
             self.records[-1].seconds = bar_seconds(line)
 
     def hand_out_alone(self, out: Collector) -> None:
         """Give the collector the states of a bar that shows no loss."""
-        for step, seconds in sorted(self.alone.items()):
-            out.step({"step": float(step), "clock": seconds}, total=self.total)
+        for step, seconds in sorted(self.elapsed.items()):
+            if step and self.total == out.job.settings.get("steps"):
+                out.step({"step": float(step), "clock": seconds}, total=self.total)
         seconds_from(out.job, "clock", 1.0, "elapsed times of a progress bar")
 
     def record(self, row: dict[str, float], step: float, epoch: float, total: int | None) -> None:
@@ -91,6 +100,17 @@ class ProgressBars:
             self.redrawn = self.redrawn or (not self.records and self.last_bar is None)
             bars = [] if self.last_bar is None else [self.last_bar]
             self.records.append(_Record(row, step, epoch, bars))
+
+    def _held_back(self) -> None:
+        """Note which records were printed at once: between them and the bars before lie many."""
+        before = 0
+        for _, group in groupby(self.records, key=lambda record: record.bars[:1]):
+            at_once = list(group)
+            bars = at_once[-1].bars
+            known = len(bars) > 1 or bars == [self.total]  # the bar behind them
+            for record in at_once if len(at_once) > 1 and known else ():
+                record.span = (before, max(bars))
+            before = max(bars, default=before)
 
     def _half_digit(self) -> float:
         """Return half of the last digit of the epochs: 0.1 may be 0.10 without its zero."""
@@ -109,10 +129,11 @@ class ProgressBars:
             hits = between = 0
             for record in seen:
                 step = record.epoch * length
+                low, high = record.span or (record.bars[0], max(record.bars[1:], default=step))
+                inside = low - slack <= step <= high + slack
+                between += inside
                 hits += any(abs(step - bar) <= slack for bar in record.bars)
-                between += (
-                    record.bars[0] - slack <= step <= max(record.bars[1:], default=step) + slack
-                )
+                hits += inside and record.span is not None
             if hits and 2 * between > len(seen) and (best is None or hits > best[0]):
                 best = (hits, length)
         return best[1] if best else None
@@ -120,6 +141,8 @@ class ProgressBars:
     def hand_out(self, out: Collector) -> None:
         """Give the collector every record with its step, and step times where they follow."""
         half_digit = self._half_digit()
+        if not self.redrawn:
+            self._held_back()
         length = self._steps_an_epoch(half_digit)
         steps = [record.step for record in self.records]
         for row, record in enumerate(self.records):
@@ -127,14 +150,20 @@ class ProgressBars:
                 record.bars = record.bars[::-1]
             if math.isnan(record.step) and length and record.epoch > 0:
                 steps[row] = _step_of(record, length, half_digit)
-            elif math.isnan(record.step) and record.bars:
+            elif math.isnan(record.step) and record.bars and not record.span:
                 steps[row] = float(record.bars[0])
-        if length:
-            steps = _even(steps, length * half_digit)
+        if length and length * half_digit > 0.5:
+            epochs = (self.total or 0) / length  # each may have a step more, of the last samples
+            steps = _even(steps, length * half_digit + 0.5 + epochs)
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
+            if not job.table.has("clock"):
+                at = job.table.column("step")
+                known = [self.elapsed.get(step, MISSING) for step in at]
+                job.table.set_column("clock", known)
+                seconds_from(job, "clock", 1.0, "elapsed times of a progress bar")
             _finish(job, bars if len(out.jobs) == 1 else [])
 
 
@@ -149,7 +178,7 @@ def _finish(job: Job, bars: list[float]) -> None:
     tokens_from_totals(job)
 
 
-_DICT = re.compile(r"\{[^{}\n]*\}")
+_PIECES = re.compile(rf"\{{[^{{}}\n]*\}}|{BAR.pattern}")
 _LOSS = "loss(?:/policy_avg)?"
 _OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
@@ -210,17 +239,19 @@ class HFTrainer(LineDialect):
             line = "{" + line
         if "{" in line and (start := _OPEN.search(line[-_LONGEST_DICT:])):
             self._open = start[0]
-        for found in _DICT.finditer(line) if "{" in line else ():
-            taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
-        state = bar_state(line) if "[" in line and "<" in line else None
-        if state:
-            self._progress.bar(state[0], state[1], line)
-            if state[0] and state[1] == self.out.job.settings.get("steps"):
-                self._progress.alone[state[0]] = state[2]
-        if " = " in line:
-            self._setting(line)
-        processes = _PROCESSES.match(line) if "Num processes" in line else None
-        if processes:
+        steps = self.out.job.settings.get("steps")
+        if self._progress.total is None and isinstance(steps, int):
+            self._progress.total = steps
+        end = 0
+        for found in _PIECES.finditer(line) if "{" in line or "<" in line else ():
+            if found[0][0] == "{":
+                taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
+            elif state := bar_state(found[0]):
+                self._progress.bar(*state, line[end : found.end()])
+            end = found.end()
+        if " = " in line and (block := _BLOCK.match(line)):
+            self._whole_run({block[1]: block[2]})
+        if "Num processes" in line and (processes := _PROCESSES.match(line)):
             self.out.tell("world_size", integer(processes[1]))
         return taken
 
@@ -232,7 +263,11 @@ class HFTrainer(LineDialect):
             self._ended = True  # the last record of LLaMA-Factory has no loss
         if not all(entries.keys() & some for some in _RECORD):
             return False
-        row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}
+        row = {
+            ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
+            for key, ours in _COLUMNS.items()
+            if key in entries
+        }
         step = entries.get("current_steps", entries.get("step", ""))
         total = whole(entries["total_steps"]) if "total_steps" in entries else None
         of = next((entries[key] for key in _STEP_OF_TOTAL if key in entries), "")
@@ -250,12 +285,6 @@ class HFTrainer(LineDialect):
         self.out.goes_on()
         self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
         return True
-
-    def _setting(self, line: str) -> None:
-        block = _BLOCK.match(line)
-        if block:
-            self._whole_run({block[1]: block[2]})
-            return
 
     def _whole_run(self, entries: dict[str, str]) -> None:
         for name, value in entries.items():

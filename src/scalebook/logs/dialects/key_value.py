@@ -6,15 +6,17 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import (
-    MISSING,
-    clock_of,
-    integer,
-    names,
-    number,
-    whole,
+from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
+from scalebook.logs.pairs import (
+    TIMED,
+    bar_state,
+    by_the_clock,
+    cell,
+    pairs_of,
+    seconds_from,
+    tokens_from_totals,
 )
-from scalebook.logs.pairs import TIMED, cell, pairs_of, seconds_from, tokens_from_totals
+from scalebook.logs.setting_lines import Value
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -32,7 +34,7 @@ class Nanochat(LineDialect):
     _RANK = re.compile(r"Tokens / micro-batch / rank: (\d+) x (\d+) = ([\d,]+)")
     _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
-    _MFU = re.compile(r"mfu: ([\d.]+)")
+    _MFU = re.compile(r"(?i)mfu: ([\d.]+)")
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +42,12 @@ class Nanochat(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a record, or one of the lines on the batch."""
-        if "tok/sec:" not in line or "step " not in line:
+        row, total = pairs_of(line)
+        if not {"step", "loss"} <= row.keys():
             if "atch" in line:
                 self._batch(line)
             return False
-        row, total = pairs_of(line)
+        row["clock"] = clock_of(line)
         if mfu := self._MFU.search(line):
             row["mfu"] = number(mfu[1]) / 100  # a percentage without its sign
         if self.cut and "tokens_per_second" not in row:
@@ -62,16 +65,27 @@ class Nanochat(LineDialect):
         elif every and self._of_rank:
             self._derive("world_size", whole(every[1]) or 0, self._of_rank)
         elif total:
-            self._derive("global_batch_size", whole(total[1]) or 0, self._length())
+            length = self.out.job.settings.get("sequence_length", 0)
+            self._derive("global_batch_size", whole(total[1]) or 0, length)
 
-    def _length(self) -> int:
-        length = self.out.job.settings.get("sequence_length")
-        return length if isinstance(length, int) else 0
-
-    def _derive(self, name: str, above: int, below: int) -> None:
-        if below and above % below == 0:
+    def _derive(self, name: str, above: int, below: Value) -> None:
+        if isinstance(below, int) and below and above % below == 0:
             self.out.tell(name, above // below)
             self.out.job.derived[name] = "tokens of a batch"
+
+
+class PrimeRL(Nanochat):
+    """``Step N | Time: 0.36s | Loss: ...`` now, ``step: N, loss: ..., mfu: ...`` before.
+
+    The rate is a moving mean of the job.
+    """
+
+    name = "prime-rl"
+    markers = ("tokens_per_second:", "tokens/s")
+    signature = re.compile(
+        r"\bStep \d+ \| (?:Step )?Time: [\d.]+s?[^\n]{0,300}Throughput:"
+        r"|\bstep: \d+, [^\n]{0,100}tokens_per_second:"
+    )
 
 
 class NanoGPT(LineDialect):
@@ -300,6 +314,7 @@ class Pairs(LineDialect):
         super().__init__()
         self._stepped = self._counted = False
         self._columns_before = set[str]()
+        self._ahead, self._bar = False, 0
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -332,6 +347,11 @@ class Pairs(LineDialect):
         if self.cut and not timed and row.keys() != self._columns_before:
             self.out.job.counts.broken_records += 1
             return True
+        if loss and (bar := bar_state(line)) and bar[0] == row.get("step"):
+            self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
+            if self._ahead and bar[0] in (0, self._bar):
+                return True
+            self._bar = bar[0]
         self._columns_before = set(row)
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
@@ -345,6 +365,7 @@ class Pairs(LineDialect):
         """Take rates from totals of tokens, and say where records were counted."""
         super().finish()
         for job in self.out.jobs:
+            by_the_clock(job)
             tokens_from_totals(job)
             if self._counted:
                 job.note("The records carry no step number: they are counted in file order.")

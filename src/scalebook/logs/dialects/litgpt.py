@@ -7,9 +7,9 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
 
-_RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b")
+_RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b", re.IGNORECASE)
 _LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? *([\d.]+|nan|inf)", re.IGNORECASE)
-_TIME = re.compile(r"iter time: +([\d.]+) ?ms")
+_TIME = re.compile(r"iter time: +([\d.]+) ?(m?)s\b")
 
 
 class LitGPT(LineDialect):
@@ -20,7 +20,9 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:",)
-    signature = re.compile(r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?ms")
+    signature = re.compile(
+        r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?m?s\b"
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,18 +36,15 @@ class LitGPT(LineDialect):
             return False
         iteration, step = integer(found[1]), integer(found[2])
         if step == self._last:
+            self.out.job.table.amend("seconds", MISSING)
             self.out.job.note("Lines of the other micro batches of a step were left out.")
             return True
         self._last = step
-        loss = _LOSS.search(line)
-        single = iteration == step
-        if not single:
+        row = {"step": float(step), "seconds": number(time[1]) / (1e3 if time[2] else 1)}
+        if iteration != step:
+            row["seconds"] = MISSING
             self.out.job.note("The printed time is that of a micro batch, not of a step.")
-        self.out.step(
-            {
-                "step": float(step),
-                "seconds": number(time[1]) / 1e3 if single else MISSING,
-            }
-            | ({"loss": number(loss[1])} if loss else {})
-        )
+        if loss := _LOSS.search(line):
+            row["loss"] = number(loss[1])
+        self.out.step(row)
         return True

@@ -11,11 +11,7 @@ from scalebook.logs.pairs import pairs
 _RECORD = re.compile(r"completed step: (\d+), ")
 _PAIR = re.compile(r"\b([\w/]{1,24}): *([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _TOLD = re.compile(r"\b(Num_devices|max_target_length|global_batch_size_to_train_on): (\d+)")
-_OURS = {
-    "Num_devices": "world_size",
-    "max_target_length": "sequence_length",
-    "global_batch_size_to_train_on": "global_batch_size",
-}
+_OURS = names("maxtext-sizes")
 _COLUMNS = names("maxtext")
 
 

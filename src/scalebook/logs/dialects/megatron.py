@@ -6,7 +6,7 @@ import itertools
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.iteration_line import RECORD, IterationDialect
+from scalebook.logs.iteration_line import RECORD, STEP_TFLOPS, STEP_TIME, IterationDialect
 from scalebook.logs.numbers import clock_of, half_unit, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
@@ -94,8 +94,6 @@ class MegatronBridge(IterationDialect):
     markers = ("Step Time",)
     signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]{0,200}TFLOP/s/GPU")
     assignments = True  # the configuration is printed as YAML
-    _TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
-    _TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
     _TOKENS = re.compile(r"([\d.]{1,12}) tok/s/gpu", re.IGNORECASE)
 
     def __init__(self) -> None:
@@ -105,7 +103,7 @@ class MegatronBridge(IterationDialect):
     def line(self, line: str) -> bool:
         """Take a line; keep ``Step Time`` lines for a log that has no iteration lines."""
         if "Step Time" in line and not len(self.out.job.table) and len(self._alone) < 1_000_000:
-            time, tflops = self._TIME.search(line), self._TFLOPS.search(line)
+            time, tflops = STEP_TIME.search(line), STEP_TFLOPS.search(line)
             if time and tflops:
                 row = {"seconds": number(time[1]), "tflops_per_gpu": number(tflops[1])}
                 tokens = self._TOKENS.search(line)

@@ -15,13 +15,8 @@ from scalebook.logs.pairs import seconds_from
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
 SIZES = names("mlperf")
 _STATS, _MODELS = names("mlperf-stats"), names("mlperf-models")
-_FACTS = (
-    "submission_benchmark",
-    "submission_platform",
-    "submission_org",
-    "seed",
-    "target_accuracy",
-)
+_SUBMITTED = tuple(f"submission_{what}" for what in ("benchmark", "platform", "org"))
+_FACTS = (*_SUBMITTED, "seed", "target_accuracy")
 
 
 class MLPerf(LineDialect):
@@ -69,9 +64,7 @@ class MLPerf(LineDialect):
             rate = stats.get("throughput")
             if isinstance(rate, int | float) and 0 < rate < 1e15:
                 self._throughput.append(float(rate))
-            if (
-                "global_valid_toks" in stats
-            ):  # rollouts: their length is a limit, not what is trained
+            if "global_valid_toks" in stats:  # rollouts: their length is a limit
                 self._fixed = False
             self._record(event, {_STATS[name]: stats[name] for name in stats if name in _STATS})
         elif key in ("run_start", "run_stop") and isinstance(event.get("time_ms"), int):
@@ -103,17 +96,17 @@ class MLPerf(LineDialect):
         if "step" in told and self._of_gpt3() and isinstance(length, int):  # counts tokens
             samples = told["step"] / length if isinstance(told["step"], int) else None
         if row and isinstance(samples, int | float) and 0 <= samples < 1e15:
-            row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
-            self._rows.setdefault(int(samples), row).update(row)
+            latest = max(self._rows, default=0)
+            if samples >= latest:
+                row["clock"] = time / 1e3 if isinstance(time, int) else MISSING
+                self._rows.setdefault(int(samples), row).update(row)
+            elif "seconds" in row:  # of a block, with the number of its samples
+                self._rows[latest].setdefault("seconds", row["seconds"])
 
     def _stop(self, metadata: object) -> None:
         told = cast(dict[str, Any], metadata).get("status") if isinstance(metadata, dict) else None
-        if told == "success":
-            self.out.end(Ending("completed", "run_stop: success"))
-        else:
-            self.out.end(
-                Ending("failed", f"run_stop with status {str(told)[:40]}: no valid result")
-            )
+        bad = Ending("failed", f"run_stop with status {str(told)[:40]}: no valid result")
+        self.out.end(Ending("completed", "run_stop: success") if told == "success" else bad)
 
     def _of_gpt3(self) -> bool:
         return self.out.job.details.get("submission_benchmark") == "gpt3"

@@ -16,12 +16,7 @@ _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 _OURS = names("torchtitan-mesh")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
-_SIZES = (
-    (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
-    (re.compile(r"global batch size (\d+)"), "global_batch_size"),
-    (re.compile(r"sequence length (\d+)"), "sequence_length"),
-    (re.compile(r"total steps (\d+)"), "steps"),
-)
+_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps) (\d+)")
 _COLUMNS = names("torchtitan")
 
 
@@ -55,10 +50,8 @@ class TorchTitan(LineDialect):
 
     def _sizes(self, line: str) -> None:
         if "batch size" in line and "sequence length" in line:
-            for pattern, name in _SIZES:
-                found = pattern.search(line)
-                if found:
-                    self.out.tell(name, integer(found[1]))
+            for name, digits in _SIZES.findall(line):
+                self.out.tell(_OURS[name], integer(digits))
         if "device mesh with parallelism" in line:
             degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
             for name, size in degrees.items():
@@ -106,6 +99,8 @@ class Torchtune(LineDialect):
             return True
         self._rate = self._rate or has_rate
         row["step"] = float(found[1])
+        if "bytes" in row:  # before peak_memory_alloc
+            row["allocated_gib"] = row.pop("bytes") / 2**30
         self.out.step(row)
         return True
 

@@ -38,7 +38,7 @@ ENTRIES = (  # module:class
     "key_value:NeMoRL",
     "nemo:NeMoAutomodel",
     "pytorch:TorchTitan",
-    "prime_rl:PrimeRL",
+    "key_value:PrimeRL",
     "maxtext:MaxText",
     "pytorch:Torchtune",
     "litgpt:LitGPT",

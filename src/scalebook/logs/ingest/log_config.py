@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from scalebook.errors import IngestError
 from scalebook.facts import catalog
@@ -18,7 +19,7 @@ from scalebook.logs.setting_lines import Value
 
 def only_integer(value: float, tolerance: float, grain: int = 1) -> int | None:
     """Return the one multiple of ``grain`` within a relative tolerance of a value, else None."""
-    if not 0 < value < 1e15:
+    if not (0 < value < 1e15 and tolerance < 1):
         return None
     low = math.ceil(value * (1 - tolerance) / grain - 1e-12)
     high = math.floor(value * (1 + tolerance) / grain + 1e-12)
@@ -200,19 +201,11 @@ def _batch(job: Job, known: LogConfig) -> None:
         return compute
 
     name = "global_batch_size"
-    _derive(
-        known,
-        name,
-        "samples gained over steps",
-        lambda: difference(job, "consumed_samples", "step") if not job.rounded else None,
-    )
+    gained = None if job.rounded else difference(job, "consumed_samples", "step")
+    _derive(known, name, "samples gained over steps", lambda: gained)
     _derive(known, name, "samples per second x step time", by_rate("samples_per_second", 1))
-    _derive(
-        known,
-        name,
-        "per-GPU samples per second x world size x step time",
-        by_rate("samples_per_second_per_gpu", known.size("world_size")),
-    )
+    by_each = by_rate("samples_per_second_per_gpu", known.size("world_size"))
+    _derive(known, name, "per-GPU samples per second x world size x step time", by_each)
 
 
 def _sequence(job: Job, known: LogConfig) -> None:
@@ -236,21 +229,17 @@ def _sequence(job: Job, known: LogConfig) -> None:
 
     name = "sequence_length"
     _derive(known, name, "tokens gained over samples gained", by_tokens_seen)
-    _derive(
-        known,
-        name,
-        "tokens per second x step time over the batch",
-        lambda: rounded(ratio(job, ["tokens_per_second", "seconds"], []), batch and 1 / batch),
-    )
-    _derive(
-        known,
-        name,
-        "per-GPU tokens per second x world size x step time over the batch",
-        lambda: rounded(
-            ratio(job, ["tokens_per_second_per_gpu", "seconds"], []),
+    for rate, words, scale in (
+        ("tokens_per_second", "tokens per second", batch and 1 / batch),
+        (
+            "tokens_per_second_per_gpu",
+            "per-GPU tokens per second x world size",
             world / batch if world and batch else None,
         ),
-    )
+    ):
+        tokens = ratio(job, [rate, "seconds"], [])
+        origin = f"{words} x step time over the batch"
+        _derive(known, name, origin, partial(rounded, tokens, scale))
 
 
 def observe(job: Job) -> LogConfig:
@@ -275,12 +264,8 @@ def complete(job: Job, known: LogConfig) -> None:
     world, split = known.size("world_size"), [known.size(name) for name in SPLIT]
     told = [size for size in split if size is not None]
     if world and len(told) == len(split) and world % math.prod(told) == 0:
-        _derive(
-            known,
-            "data_parallel_size",
-            "world size over tensor x pipeline x context",
-            lambda: world // math.prod(told),
-        )
+        origin = "world size over tensor x pipeline x context"
+        _derive(known, "data_parallel_size", origin, lambda: world // math.prod(told))
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
 
