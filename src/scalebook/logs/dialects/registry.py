@@ -14,11 +14,11 @@ from scalebook.logs.job import Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 ENTRIES = (  # module:class
-    "tprimat:TPrimat",
-    "rows:TrainerState",
-    "rows:GoldenValues",
-    "rows:Autotuning",
-    "rows:JSONBlocks",
+    "documents:TPrimat",
+    "documents:TrainerState",
+    "documents:GoldenValues",
+    "documents:Autotuning",
+    "documents:Documents",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "deepspeed:SwissArmy",
