@@ -159,3 +159,36 @@ def test_the_configuration_of_dllogger_tells_the_precision(tmp_path):
     text = lines([head, *({"step": n, **row} for n in range(5))])
     [found] = ingested(tmp_path, text)
     assert "precision" not in found["missing"]
+
+
+def test_a_loss_under_another_name_is_of_something_else(tmp_path):
+    rows: list[dict[str, Any]] = [{"step": n, "loss": 9.0 - n / 10} for n in range(10, 50, 10)]
+    rows += [{"epoch": 1, "step": 45, "train_loss": 6.5, "val_loss": 7.5}]
+    [found] = ingested(tmp_path, lines(rows))
+    assert told(found, *SPAN) == (4, 10, 40, 8.0, 5.0)
+
+
+def test_a_size_in_a_record_is_a_setting(tmp_path):
+    rows = [{"step": n, "loss": 9.0 - n, "lr": 0.5, "world_size": 2} for n in range(4)]
+    [found] = ingested(tmp_path, lines(rows))
+    assert told(found, "family", "world_size") == ("rows", 2)
+
+
+def test_a_table_of_runs_is_refused_and_says_what_to_export(tmp_path):
+    text = '"Name","State","Runtime","iter","train/loss"\n"a","finished","9","100","1.5"\n'
+    with pytest.raises(IngestError, match="export the history of each run"):
+        ingested(tmp_path, text, "a.csv")
+
+
+def test_kernels_of_rocprof_are_those_of_the_processes_of_its_devices(tmp_path):
+    named = {2: "CPU HIP API", 1: "COPY", 6: "GPU0"}
+    events: list[dict[str, Any]] = [
+        {"args": {"name": name}, "ph": "M", "pid": pid, "name": "process_name"}
+        for pid, name in named.items()
+    ]
+    events += [
+        {"ph": "X", "name": "op", "pid": str(pid), "tid": "1", "ts": "1000", "dur": str(dur)}
+        for pid, dur in ((2, 900), (1, 30), (6, 50))
+    ]
+    [found] = ingested(tmp_path, {"traceEvents": events})
+    assert found["trace"]["device_seconds"] == pytest.approx(80e-6)

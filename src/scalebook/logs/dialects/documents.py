@@ -54,12 +54,12 @@ class Documents(Rows):
         yield self._blocks(chain([first], texts))
 
     def _of_document(self, document: Any) -> Iterator[list[dict[str, Any]]]:
-        if isinstance(document, dict):
+        runs, means = list(_runs(document)), _means(document)
+        if (runs or means) and isinstance(document, dict):
             cells = dict(flat(cast("dict[str, Any]", document)))
             tell(self.out, {_named(name): item for name, item in cells.items()}, weak=True)
-        runs = list(_runs(document))
-        yield from runs or [[_means(document)]]
-        self.out.job.finished = not runs
+        yield from runs or [[means]]
+        self.out.job.finished = bool(means) and not runs
 
     def _blocks(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         rest = ""

@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -66,6 +67,10 @@ class Rows(Dialect):
     mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
     fine = False  # whether a time stamp had parts of a second
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = Counter[str]()  # names of the loss, and how often each came
+
     def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
         """Yield, for each run, the cells of its records by name."""
         yield _cells(source)
@@ -74,7 +79,7 @@ class Rows(Dialect):
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
         first = text.lstrip().partition("\n")[0]
-        if len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+        if _RUNS in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
             return False
         return is_record(_names_of(first, text))
 
@@ -91,7 +96,7 @@ class Rows(Dialect):
             last: dict[str, float] = {}
             for cells in series:
                 missing -= cells.keys()
-                new = {n: item for n, item in cells.items() if "/" in n and n not in told}
+                new = {n: cells[n] for n in cells.keys() - told if "/" in n or n in _SIZES}
                 told |= new.keys()
                 tell(self.out, new, weak=True)  # such as cfg/global_batch_size
                 row = {} if _evaluates(cells) else self.row(cells)
@@ -123,6 +128,10 @@ class Rows(Dialect):
             item = cells.get(name)
             if column in mapped and target not in self.mapping:
                 continue
+            if column == "loss":  # under another name, as of an epoch, it is another loss
+                self.losses[name] += 1
+                if self.losses[name] < max(self.losses.values()):
+                    continue
             stamp = item if isinstance(item, str) and ":" in item else None
             value = clock_of(stamp) if column == "clock" and stamp else cell_value(item)
             self.fine = self.fine or (stamp is not None and has_fraction(stamp))
@@ -137,6 +146,8 @@ class Rows(Dialect):
             self.out.step(row)
 
 
+_SIZES = setting_lines.SIZES.keys()
+_RUNS = '"Name","State",'  # W&B's table of runs, one row each
 _MOST_MFU = 1.5  # no fraction is larger
 _BESIDE = {"step", "clock", "learning_rate"}  # say nothing of what a step took or gave
 _KIND = ("event", "split", "phase", "mode", "stage")
