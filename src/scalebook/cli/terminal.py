@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
@@ -394,12 +395,21 @@ def number(value: float | None, digits: int = 4) -> str:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print left-aligned columns, numbers to the right; a text without end is cut."""
     lines = (headers, *(tuple(map(_not_endless, row)) for row in rows))
-    cells: list[str] = []
+    columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
-        cells.append(f"{{:{side}{max(map(len, column))}}}")
-    write = "  ".join(cells).format
-    print("\n".join([write(*row).rstrip() for row in lines]))
+        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(_width, column))
+        blanks = (" " * (most - _width(cell)) for cell in column)
+        pairs = zip(column, blanks, strict=True)
+        columns.append([blank + cell if right else cell + blank for cell, blank in pairs])
+    print("\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)))
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes; Chinese characters take two."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def _not_endless(text: str) -> str:
