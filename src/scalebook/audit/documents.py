@@ -18,7 +18,7 @@ from pathlib import Path
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.fields import plain as _plain
-from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog
+from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog, variant_of
 from scalebook.audit.knowledge import peaks_of as _rates
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
@@ -86,6 +86,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
+    sheets = [part for sheet in sheets for part in _of_devices(sheet)]
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
@@ -218,7 +219,8 @@ def _devices(text: str) -> list[str]:
     words = re.findall(r"\b([a-z]+\d+\w*?)s?\b(?:[- ](\d+ ?gb))?", text.lower())
     sized = ((f"{word}-{size.replace(' ', '')}", word) for word, size in words)
     named = (next((name for name in pair if name in names), "") for pair in sized)
-    return list(dict.fromkeys(name for name in named if name))
+    tpus = (f"TPU-{one}" for one in re.findall(r"\b(v(?:5e|5p|6e))\b", text.lower()))
+    return list(dict.fromkeys(name for name in (*named, *tpus) if name))
 
 
 def _context(text: str) -> dict[str, str]:
@@ -274,6 +276,75 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         yield Sheet(sheet.name, ["", *own], rows, sheet.given)
     if not times:
         yield replace(sheet, head=head)
+
+
+_AMOUNT = re.compile(
+    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[TP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+)
+_IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
+
+
+def _base_amount(cell: str) -> str:
+    """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    found = _AMOUNT.findall(cell)
+    if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
+        return ""
+    number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    if "flop" in unit:
+        return f"{number} {unit}"
+    return f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number
+
+
+def _of_devices(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table; one of devices, by row or by column, as their memory and each peak."""
+    heads, rules = [_plain(head) for head in sheet.head], vocabulary.headings()["devices"]
+    if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
+        lines = [(line, row) for line, row in sheet.rows if len(row) == len(heads)]
+        columns = [[row[at] for _, row in lines] for at in range(len(heads))]
+        rows = [
+            (lines[0][0], [one, *column])
+            for one, column in zip(heads[1:], columns[1:], strict=True)
+            if lines
+        ]
+        sheet = replace(sheet, head=[heads[0], *columns[0]], rows=rows)
+        heads = [_plain(head) for head in sheet.head]
+    known = [row for row in sheet.rows if catalog_words("accelerator", _plain(row[1][0]))]
+    named = {_named(*_heading(head)) for head in sheet.head[1:]} & _OF_RUNS
+    fitting = {
+        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, one.lower())]
+        for name, rule in rules.items()
+    }
+    peaks = fitting.pop("peak")
+    parts = {name: places[0] for name, places in fitting.items() if len(places) == 1}
+    if named or len(known) * 2 < len(sheet.rows) or not (parts or peaks):
+        yield sheet
+        return
+    rows = [
+        (line, [*row[:1] * 2, *(_base_amount(_plain(row[at])) for at in parts.values())])
+        for line, row in known
+        if len(row) == len(heads)
+    ]
+    for _, row in rows:
+        told = dict(zip(parts, row[2:], strict=True))
+        row[1] = variant_of(_plain(row[1]), *map(told.get, ("device memory gb", "tdp watts")))
+    yield Sheet(sheet.name, ["", "gpu", *parts], rows)
+    for at in peaks:
+        found = [one for one in known if len(one[1]) == len(heads)]
+        yield _peaks_of(sheet, found, at, _PRECISIONS.findall(heads[at].lower())[0])
+
+
+_PRECISIONS = re.compile(r"bf16|fp8|fp4")
+
+
+def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precision: str) -> Sheet:
+    """Return the peaks in a column of a table of devices; those of game cards have two meanings."""
+    found: list[tuple[int, list[str]]] = []
+    for line, row in rows:
+        sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
+        pair = ("", _base_amount(row[at])) if sparse else (_base_amount(row[at]), "")
+        if precision == "bf16" or "RTX" not in row[0]:
+            found.append((line, [row[0], row[0], precision, *pair]))
+    return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)
 
 
 def _amount(text: str) -> float:
@@ -421,7 +492,14 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
-        if len(columns) > 1:
+        if [one.field for one in columns] == ["memory_gb"] * 2 and {
+            one.unit for one in columns
+        } == {"gb", "gib"}:  # what both say is the same
+            single += [
+                replace(one, field="also_memory_gb", kind="gib") if one.unit == "gib" else one
+                for one in columns
+            ]
+        elif len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
         bare = ("memory", "mem")
@@ -618,6 +696,8 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
+    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
+        yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
         yield "nodes", read_printed(told[1], exact=True)
         yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)

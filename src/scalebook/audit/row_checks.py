@@ -20,7 +20,15 @@ from scalebook.audit.identities import (
     show,
     solve,
 )
-from scalebook.audit.knowledge import AGAIN, NAMED, NARROW, Known, field_of, spoken
+from scalebook.audit.knowledge import (
+    AGAIN,
+    NAMED,
+    NARROW,
+    Known,
+    field_of,
+    otherwise_printed,
+    spoken,
+)
 
 AN_HFU = "holds if recomputation counts, which makes it an HFU"
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
@@ -70,7 +78,8 @@ def _against_catalog(known: Known) -> Iterator[Check]:
         item = field_of(known.row, quantity)
         facts = tuple(fact for fact in alternatives if fact.origin == "catalog")
         if item is not None and facts and item.name not in known.row.given:
-            yield compare(known.row, item, f"{quantity} of the catalog", facts)
+            right = (*facts, *otherwise_printed(quantity, known.row))
+            yield compare(known.row, item, f"{quantity} of the catalog", right)
 
 
 def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
