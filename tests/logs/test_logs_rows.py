@@ -141,6 +141,22 @@ def test_results_that_are_not_of_training_are_refused(tmp_path, document):
         ingested(tmp_path, document)
 
 
+def test_a_header_that_comes_again_begins_a_run_and_is_no_record(tmp_path):
+    head, row = "step,loss,step_time\n", "{n},{loss},{s}\n"
+    first = "".join(row.format(n=n, loss=5 - n / 10, s=0.9) for n in range(1, 9))
+    second = "".join(row.format(n=n, loss=4 - n / 10, s=0.6) for n in range(1, 9))
+    one, two = ingested(tmp_path, head + first + head + second, "a.csv")
+    assert told(one, "n_records", "step_seconds_median", "status")[:2] == (8, 0.9)
+    assert told(two, "n_records", "step_seconds_median")[:2] == (8, 0.6)
+
+
+def test_a_flat_result_with_means_is_one_mean_step(tmp_path):
+    result = {"world_size": 2, "seq_len": 2048, "tokens_per_sec": 8369.5, "mean_loss": 6.5}
+    [found] = ingested(tmp_path, {**result, "mean_step_time_sec": 0.5})
+    assert told(found, "step_seconds_median", "world_size", "loss_first") == (0.5, 2, 6.5)
+    assert found["tokens_per_second_median"] == 8369.5
+
+
 def test_the_time_of_evaluations_is_no_time_of_steps(tmp_path):
     history: list[dict[str, Any]] = []
     for n in (10, 20):

@@ -95,6 +95,10 @@ class Rows(Dialect):
             self.out.quoted = place > 0
             last: dict[str, float] = {}
             for cells in series:
+                if not cells:
+                    self._take(last)
+                    self.out.mark()
+                    last = {}
                 missing -= cells.keys()
                 new = {n: cells[n] for n in cells.keys() - told if "/" in n or n in _SIZES}
                 told |= new.keys()
@@ -234,7 +238,9 @@ def _json(line: str) -> str:
     return text if text.startswith("{") else ""
 
 
-_IN_FRONT = re.compile(r"^(?:train(?:ing|er)?|perf(?:ormance)?|metrics?|timing|speed|stats)_(?=.)")
+_IN_FRONT = re.compile(
+    r"^(?:train(?:ing|er)?|perf(?:ormance)?|metrics?|timing|speed|stats|mean|avg|average|median)_(?=.)"
+)
 _BEHIND = re.compile(r"(?<=.)_(?:window|step|inst|current|pct|mean|avg|average|median)$")
 
 
@@ -317,7 +323,8 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
             cells = _split(line, between)
             if between == ";":  # goes with decimal commas
                 cells = [cell if "." in cell else cell.replace(",", ".") for cell in cells]
-            if header is None:
+            if header is None or cells == header:  # said again where a run was added
                 header = cells[:_MOST_CELLS]
+                yield {}
             elif len(cells) == len(header):
                 yield dict(zip(header, cells, strict=True))
