@@ -485,45 +485,6 @@ def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     yield from _peak_facts(device, row)
 
 
-# What a source may print of a device instead of the catalog's value, as factors of it: memory and
-# its bandwidth as fitted or as usable, in GiB or in GB.
-_PRINTED = {
-    "device_memory_gb": ("memory_gb", 0.97, 2**30 / 1e9),
-    "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
-}
-
-
-def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
-    """Yield what a quantity of a device may be in print."""
-    device = accelerator_of(row)
-    name, low, high = _PRINTED.get(quantity, ("", 1.0, 1.0))
-    value = getattr(device, name) if device is not None and name else None
-    if device is not None and value is not None:
-        between = Interval(value * low, value * high)
-        fact = _fact(quantity, between, value, f"{device.name}, as fitted or usable")
-        yield replace(fact, bound=True)
-
-
-_FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
-
-
-def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
-    """Return the device of a name, of the variants that it leaves open the one of these numbers."""
-    device = accelerator_of(Row("", "", None, {}, {"accelerator": name}))
-    if device is None or _FORM.search(name):
-        return name
-    family = [
-        one
-        for one in catalog.accelerators()
-        if one.name.partition("-")[0] == device.name.partition("-")[0]
-        and re.match(r"[A-Z]+\d", one.name)
-    ]
-    return max(
-        (device, *family),
-        key=lambda one: (f"{one.memory_gb:g}" == memory_gb) + (f"{one.tdp_watts or 0:g}" == watts),
-    ).name
-
-
 def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     """Yield the dense peak, the sparse one as an explanation only, and the highest possible."""
     stated = row.words.get("precision")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Verdict, check_of
+from scalebook.audit.device_tables import otherwise_printed
 from scalebook.audit.identities import (
     Fact,
     Identity,
@@ -20,15 +21,7 @@ from scalebook.audit.identities import (
     show,
     solve,
 )
-from scalebook.audit.knowledge import (
-    AGAIN,
-    NAMED,
-    NARROW,
-    Known,
-    field_of,
-    otherwise_printed,
-    spoken,
-)
+from scalebook.audit.knowledge import AGAIN, NAMED, NARROW, Known, field_of, spoken
 
 AN_HFU = "holds if recomputation counts, which makes it an HFU"
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"

@@ -14,11 +14,11 @@ from scalebook.logs.job import Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 ENTRIES = (  # module:class
-    "documents:TPrimat",
-    "documents:TrainerState",
-    "documents:GoldenValues",
-    "documents:Autotuning",
-    "documents:Documents",
+    "json_documents:TPrimat",
+    "json_documents:TrainerState",
+    "json_documents:GoldenValues",
+    "json_documents:Autotuning",
+    "json_documents:Documents",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "deepspeed:SwissArmy",

@@ -150,10 +150,7 @@ def _means(document: Any) -> dict[str, Any]:
         return {}
     cells = dict(flat(cast("dict[str, Any]", document)))
     row, last = Rows().row(cells), {_named(name).rpartition("/")[2] for name in cells}
-    return cells if "seconds" in row and last & _OF_TRAINING else {}
-
-
-_OF_TRAINING = {"world_size", "global_batch_size", "micro_batch_size", "sequence_length"}
+    return cells if "seconds" in row and last & {*_SIZES.values()} else {}
 
 
 class TrainerState(JSONDialect):
