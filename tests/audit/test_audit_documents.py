@@ -766,8 +766,10 @@ def test_the_form_of_a_device_that_a_name_leaves_open_is_that_of_its_numbers() -
 |---|---|---|
 | A100 80GB | 80 GB | 300 W |
 | RTX 4090 | 24GB | 575 W |
+| GH200 | 96 GB | 1000 W |
 """
     found = verdicts_of(text)
+    assert found[("GH200", "tdp_watts")] == "possible"  # of the module with its processor
     assert found[("A100 80GB", "tdp_watts")] == "holds"  # PCIe
     assert found[("RTX 4090", "tdp_watts")] == "contradicts"  # that of another card
 
@@ -790,3 +792,14 @@ def test_a_tpu_in_a_heading_and_the_length_of_a_cell_hold_for_a_row() -> None:
 | Llama 3.1 8B | 256 Chips, BF16, SL=8192 | 45.46% | 7,207 |
 """
     assert verdicts_of(text)[("Llama 3.1 8B", "mfu")] == "holds"  # 57.9 x 7,207 / 918
+
+
+def test_vram_that_a_run_used_is_its_memory() -> None:
+    text = """| GPU | GPUs | tokens/s | VRAM used (GB) |
+|---|---|---|---|
+| RTX 4090 | 1 | 2,900 | 17.5 |
+| RTX 4090 | 1 | 3,200 | 31.5 |
+"""
+    found = audit(read_document(text, ".md", "a.md")).checks
+    of_memory = [one.verdict for one in found if one.field == "memory_gb"]
+    assert of_memory == ["possible", "impossible"]

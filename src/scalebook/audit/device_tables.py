@@ -30,7 +30,9 @@ class Sheet:
 _PRINTED = {
     "device_memory_gb": ("memory_gb", 0.97, 2**30 / 1e9),
     "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
+    "tdp_watts": ("tdp_watts", 0.95, 1.05),
 }
+_WITH_PROCESSOR = ("GH", "GB")  # the power of their modules is printed, too
 
 
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
@@ -38,6 +40,8 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     device = accelerator_of(row)
     name, low, high = _PRINTED.get(quantity, ("", 1.0, 1.0))
     value = getattr(device, name) if device is not None and name else None
+    if device is not None and quantity == "tdp_watts" and device.name.startswith(_WITH_PROCESSOR):
+        low, high = 0.6, 2.5
     if device is not None and value is not None:
         between = Interval(value * low, value * high)
         variant = f"{device.name}, as fitted or usable"

@@ -380,7 +380,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         elif len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
-        bare = ("memory", "mem")
+        bare = ("memory", "mem", "vram")
         single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
@@ -563,6 +563,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
+    if kind == "gib":
+        read = name, replace(read[1], text=f"{number} GiB")
     key = (own.quantity, own.scale * factor)
     fields = vocabulary.fields().values()
     return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
