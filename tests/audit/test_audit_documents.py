@@ -722,3 +722,84 @@ def test_flops_per_token_are_read_with_their_unit(cell, accused):
     # 6 x 6.738e9 for Llama 2 7B
     found = wrong(table("Model | FLOPs per token", f"Llama 2 7B | {cell}"))
     assert bool(found) is accused
+
+
+def verdicts_of(text: str) -> dict[tuple[str, str], str]:
+    """Return the verdict of each claim of a document by what its row is called and its field."""
+    found = audit(read_document(text, ".md", "a.md")).checks
+    return {(one.label.partition(" (")[0], one.field): one.verdict for one in found}
+
+
+DEVICES = """| Spec | B200 | H200 | A100 |
+|---|---|---|---|
+| Memory | 192 GB HBM3e | 192 GB | 40 GB HBM2 |
+| Memory bandwidth | 8.0 TB/s | 4,800 GB/s | ~1.6 TB/s |
+| TDP | 1 kW | 575W | 400 W |
+| BF16 dense | 2.25 PFLOPS | 989 TFLOPS | 312 TFLOPS |
+| FP8 Tensor Sparse | 9 PFLOPS | 4,958 TFLOPS | - |
+| BF16 peak per pod | 50 PFLOPS | 50 PFLOPS | 50 PFLOPS |
+"""
+MEMORY, BANDWIDTH = "device_memory_gb", "memory_bandwidth_tb_per_second"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_table_of_devices_is_held_against_the_catalog(turned: bool) -> None:
+    text = DEVICES
+    if turned:  # a device per row
+        cells = [line.strip("|").split("|") for line in DEVICES.splitlines() if "---" not in line]
+        lines = ["|" + "|".join(column) + "|" for column in zip(*cells, strict=True)]
+        text = "\n".join([lines[0], "|---" * len(cells) + "|", *lines[1:]])
+    found = verdicts_of(text + "\n")
+    assert found[("B200", MEMORY)] == "possible"  # 180 of the 192 fitted may be used
+    assert found[("B200", BANDWIDTH)] == "possible"  # 7.7 TB/s by another data sheet
+    assert found[("H200", MEMORY)] == found[("H200", "tdp_watts")] == "contradicts"
+    assert found[("A100", MEMORY)] == found[("A100", BANDWIDTH)] == "holds"  # that of 40 GB
+    for name in ("B200", "H200", "A100"):
+        assert found[(name, "peak_tflops_per_second")] == "holds"
+    assert found[("B200", "sparse_peak_tflops_per_second")] == "holds"
+    assert found[("H200", "sparse_peak_tflops_per_second")] == "contradicts"  # 3,958
+    assert found[("B200", "tdp_watts")] == "holds"
+
+
+def test_the_form_of_a_device_that_a_name_leaves_open_is_that_of_its_numbers() -> None:
+    text = """| GPU | VRAM | TDP |
+|---|---|---|
+| A100 80GB | 80 GB | 300 W |
+| RTX 4090 | 24GB | 575 W |
+| GH200 | 96 GB | 1000 W |
+"""
+    found = verdicts_of(text)
+    assert found[("GH200", "tdp_watts")] == "possible"  # of the module with its processor
+    assert found[("A100 80GB", "tdp_watts")] == "holds"  # PCIe
+    assert found[("RTX 4090", "tdp_watts")] == "contradicts"  # that of another card
+
+
+def test_memory_in_gb_and_in_gib_must_be_one_amount() -> None:
+    text = """| run | GPU | tokens/s/GPU | peak memory (GB) | peak memory (GiB) |
+|---|---|---|---|---|
+| a | H100 | 9,000 | 68.7 | 64.0 |
+| b | H100 | 9,000 | 64.0 | 64.0 |
+"""
+    found = verdicts_of(text)
+    assert found[("a", "also_memory_gb")] == "holds"  # 64 GiB are 68.72 GB
+    assert found[("b", "also_memory_gb")] == "contradicts"
+
+
+def test_a_tpu_in_a_heading_and_the_length_of_a_cell_hold_for_a_row() -> None:
+    text = """## Trillium (v6e)
+| Model | Configuration | MFU | Approx tokens/sec/device |
+|---|---|---|---|
+| Llama 3.1 8B | 256 Chips, BF16, SL=8192 | 45.46% | 7,207 |
+"""
+    assert verdicts_of(text)[("Llama 3.1 8B", "mfu")] == "holds"  # 57.9 x 7,207 / 918
+
+
+def test_vram_that_a_run_used_is_its_memory() -> None:
+    text = """| GPU | GPUs | tokens/s | VRAM used (GB) |
+|---|---|---|---|
+| RTX 4090 | 1 | 2,900 | 17.5 |
+| RTX 4090 | 1 | 3,200 | 31.5 |
+"""
+    found = audit(read_document(text, ".md", "a.md")).checks
+    of_memory = [one.verdict for one in found if one.field == "memory_gb"]
+    assert of_memory == ["possible", "impossible"]

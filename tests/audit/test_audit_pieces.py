@@ -14,6 +14,7 @@ from scalebook.audit import (
     audit,
     claim_files,
     count_claims,
+    device_tables,
     documents,
     knowledge,
     parse_claims,
@@ -1003,7 +1004,7 @@ def test_a_line_of_a_table_is_cut_at_its_bars(line: str, cells: list[str]) -> No
     ],
 )
 def test_a_cell_is_read_without_its_marks(text: str, plain: str) -> None:
-    assert documents._plain(text) == plain
+    assert vocabulary.plain(text) == plain
 
 
 @pytest.mark.parametrize(
@@ -1154,7 +1155,7 @@ def test_rows_of_one_name_are_told_apart_by_their_lines_and_a_total_is_one() -> 
 def test_the_devices_of_a_text_are_those_of_the_catalog_in_its_order(
     text: str, names: list[str]
 ) -> None:
-    assert documents._devices(text) == names
+    assert device_tables.devices_in(text) == names
 
 
 @pytest.mark.parametrize(
@@ -1171,14 +1172,14 @@ def test_tflops_above_twice_the_peak_are_of_all_gpus(cell: str, total: bool) -> 
     ("value", "near"), [("988.5", True), ("988", False), ("990.39", True), ("990.5", False)]
 )
 def test_a_figure_is_a_peak_where_less_than_one_lies_between(value: str, near: bool) -> None:
-    assert documents._near(value, (989.4,)) is near
+    assert device_tables.near(value, (989.4,)) is near
 
 
 @pytest.mark.parametrize(
     ("text", "amount"), [("1,979 TFLOPS", 1979), ("12.5%", 12.5), ("n/a", 0), ("", 0), ("x8", 8)]
 )
 def test_a_text_has_the_amount_of_its_first_number(text: str, amount: float) -> None:
-    assert documents._amount(text) == amount
+    assert device_tables.amount(text) == amount
 
 
 def test_a_row_may_end_before_the_column_of_the_model() -> None:
@@ -1331,7 +1332,7 @@ def test_peaks_in_lines_of_a_text_are_of_bf16_where_one_of_their_block_is() -> N
         "# Next\nA100: 312 TFLOPS"
     )
     unread: list[str] = []
-    found = [one for one in documents._peaks(text, unread) if one.rows]
+    found = [one for one in device_tables.peaks_in(text, unread) if one.rows]
     assert sheets(found) == [
         (
             "Devices",

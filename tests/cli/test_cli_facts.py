@@ -13,7 +13,7 @@ from importlib import import_module
 import pytest
 
 from scalebook.cli import COMMANDS, GROUPS, build_commands, facts, main
-from scalebook.cli.terminal import Subparsers, print_data
+from scalebook.cli.terminal import Subparsers, print_data, print_table
 from scalebook.facts.flops import CONVENTIONS, flops_per_token
 
 
@@ -364,3 +364,18 @@ def test_flops_count_named_modules_again_and_refuse_options_without_effect(capsy
 def test_an_unknown_model_names_the_nearest(capsys):
     assert main(["flops", "--model", "llama31-8b", "--sequence-length", "8"]) == 2
     assert capsys.readouterr().err.endswith("Did you mean 'llama3.1-8b'?\n")
+
+
+def test_wide_and_combining_characters_keep_columns_in_line(capsys):
+    print_table(("name", "rate"), [("训练一", "12"), ("e\u0301a", "100")])
+    assert capsys.readouterr().out.splitlines() == [
+        "name    rate",
+        "训练一    12",
+        "e\u0301a       100",
+    ]
+
+
+def test_a_negative_percentage_is_a_value_and_not_an_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["gate", "--tolerance", "-1%"])
+    assert "'-1%' is not a fraction like 0.02 or 2%" in capsys.readouterr().err

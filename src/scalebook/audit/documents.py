@@ -10,16 +10,16 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.fields import plain as _plain
-from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog
-from scalebook.audit.knowledge import peaks_of as _rates
+from scalebook.audit.device_tables import Sheet, amount, devices_in, near, of_devices, peaks_in
+from scalebook.audit.fields import plain
+from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog, peaks_of
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -48,17 +48,8 @@ _RATES = (
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
+_TWICE = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
-
-
-@dataclass(slots=True)
-class Sheet:
-    """A table as it stands in a document: its heading cells and its rows with their lines."""
-
-    name: str
-    head: list[str]
-    rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
-    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
 
 
 def load_document(path: Path, *, follow: bool = False) -> Claims:
@@ -86,11 +77,12 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
+    sheets = [one for sheet in sheets for one in _by_device(sheet)]
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
-    parts = (*(part for sheet in lists for part in _parts(sheet)), *_peaks(text, unread))
+    parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
         table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
@@ -134,7 +126,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             yield sheet
             sheet = None
         if line.startswith("#"):
-            name, above = _plain(line.lstrip("#")) or name, ""
+            name, above = plain(line.lstrip("#")) or name, ""
             marks = line[: len(line) - len(line.lstrip("#"))]
             outer = [one for one in outer if not one.startswith(marks)] + [line]
         above += f" {line}"
@@ -142,7 +134,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
             given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            hint = "; ".join(text for text in map(_plain, outer) if LORA.search(text))
+            hint = "; ".join(text for text in map(plain, outer) if LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
@@ -158,7 +150,10 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
         item = setting.fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
         intro = _INTRO.fullmatch(line.strip())
         if item is not None:
-            name, value = _plain(item["name"].replace("_", " ")), _plain(item["value"].strip("\"'"))
+            name, value = (
+                plain(item["name"].replace("_", " ")),
+                plain(item["value"].strip("\"'")),
+            )
             name = f"global {name}" if re.search(r"\bglobal\b", value) else name
             items.append((number, name, value))
         elif line.startswith("```") or (
@@ -173,9 +168,9 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
             if line.startswith("```"):
                 fence = "" if fence else line[3:].strip().lower() or "text"
             elif line.startswith("#") and not fence:
-                title = heading = _plain(line.lstrip("#"))
+                title = heading = plain(line.lstrip("#"))
             elif intro and _context(intro[1]):
-                title = f"{heading}: {_plain(intro[1])}"
+                title = f"{heading}: {plain(intro[1])}"
 
 
 def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet]:
@@ -184,7 +179,7 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
         items = [one for one in items if one[1] != "hidden dim"]
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
-    devices = _devices(" ".join([title, *(value for _, _, value in told)]))
+    devices = devices_in(" ".join([title, *(value for _, _, value in told)]))
     given = _context(title) | ({"accelerator": devices[0]} if devices else {})
     if told:
         head = ["", *(name for _, name, _ in told)]
@@ -201,30 +196,21 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
 
 def _turned(sheet: Sheet) -> bool:
     """Return whether each row of a table is a quantity of one run: ``Metric | Value``."""
-    head = [_plain(cell).lower() for cell in sheet.head[:2]]
+    head = [plain(cell).lower() for cell in sheet.head[:2]]
     known = vocabulary.headings()["turned"]
     return len(head) == 2 and head[0] in known["names"] and head[1] in known["values"]
 
 
 def _one_row(sheet: Sheet) -> Iterator[Sheet]:
-    items = [(line, _plain(row[0]), _plain(row[1])) for line, row in sheet.rows if len(row) > 1]
+    items = [(line, plain(row[0]), plain(row[1])) for line, row in sheet.rows if len(row) > 1]
     for one in _listed(sheet.name, items):
         yield replace(one, given=sheet.given | one.given)
-
-
-def _devices(text: str) -> list[str]:
-    """Return the platforms of the catalog that a text names, in its order."""
-    names = {platform.name for platform in catalog.platforms()}
-    words = re.findall(r"\b([a-z]+\d+\w*?)s?\b(?:[- ](\d+ ?gb))?", text.lower())
-    sized = ((f"{word}-{size.replace(' ', '')}", word) for word, size in words)
-    named = (next((name for name in pair if name in names), "") for pair in sized)
-    return list(dict.fromkeys(name for name in named if name))
 
 
 def _context(text: str) -> dict[str, str]:
     """Return what a text says of all that stands below it: fields of which it names one value."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found: dict[str, set[str]] = {"accelerator": set(_devices(text)[:2])}
+    found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
     names = {
         re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
         for name, shape in catalog.model_names().items()
@@ -276,39 +262,6 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         yield replace(sheet, head=head)
 
 
-def _amount(text: str) -> float:
-    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
-    return float(found[0]) if found else 0.0
-
-
-def _near(text: str, rates: Sequence[float]) -> bool:
-    return any(abs(rate - _amount(text)) < 1 for rate in rates)
-
-
-def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
-    """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
-
-    Without a precision they are of BF16 if one of the same block is a BF16 peak.
-    """
-    block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
-    for number, line in enumerate([*text.splitlines(), "#"], start=1):
-        match = vocabulary.pattern("peak").fullmatch(line)
-        name = next(iter(_devices(match["name"] if match else "")), "")
-        if match and _near(match["peak"], _rates(name)):
-            told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))
-            block.rows.append((number, [_plain(match["name"]), name, *told]))
-        elif not line.strip() or line[0] in "#`":
-            bare = [cells for _, cells in block.rows if not cells[3]]
-            usual = any(_near(cells[2], _rates(cells[1])[:1]) for cells in bare)
-            for cells in bare:
-                cells[3] = "bf16" if usual else ""
-            peaks = [f"'{one[2]}' of {one[0]!r}, a peak without its precision" for one in bare]
-            unread += [] if usual else peaks
-            yield replace(block, rows=[row for row in block.rows if row[1][3]])
-            block.rows = []
-            block.name = _plain(line.lstrip("#")) if line.startswith("#") else block.name
-
-
 def _counted(table: Table, count: str) -> Table:
     """Return a table with the one number of GPUs that a text names, where a row of it fits that.
 
@@ -316,7 +269,7 @@ def _counted(table: Table, count: str) -> Table:
     """
     for row in table.rows:
         total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
-        rates = _rates(row.words.get("accelerator", ""))
+        rates = peaks_of(row.words.get("accelerator", ""))
         if not (total and share and rates) or {"gpus", "nodes"} & row.values.keys():
             continue
         if total.interval.scaled(1 / int(count) / rates[0]).meets(share.claimed):
@@ -387,11 +340,11 @@ class _Column:
 
 def _heading(text: str) -> tuple[str, str]:
     """Return the name and the unit of a heading: ``Step time (ms)``."""
-    plain = _plain(text.replace("_", " ")).lower()
-    if vocabulary.field(plain.replace(" ", "_")) is None:
-        plain = re.sub(r" (seconds|ms)$", r" (\1)", plain)
-    match = _UNIT.match(plain)
-    return (match["name"], match["unit"]) if match and match["name"] else (plain, "")
+    shown = plain(text.replace("_", " ")).lower()
+    if vocabulary.field(shown.replace(" ", "_")) is None:
+        shown = re.sub(r" (seconds|ms)$", r" (\1)", shown)
+    match = _UNIT.match(shown)
+    return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
 
 
 def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
@@ -421,10 +374,13 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
-        if len(columns) > 1:
+        if {(one.field, one.unit) for one in columns} == _TWICE:  # both say the same
+            again = {"field": "also_memory_gb", "kind": "gib"}
+            single += [replace(one, **(again if one.unit == "gib" else {})) for one in columns]
+        elif len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
-        bare = ("memory", "mem")
+        bare = ("memory", "mem", "vram")
         single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
@@ -447,8 +403,15 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 }  # fmt: skip
 
 
+def _by_device(sheet: Sheet) -> Iterator[Sheet]:
+    cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
+    return (
+        of_devices(sheet) if not _OF_RUNS & {_named(*_heading(c)) for c in cells} else iter([sheet])
+    )
+
+
 def _shown(sheet: Sheet, index: int) -> str:
-    return f"{_plain(sheet.head[index])!r} of {sheet.name!r}"
+    return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
 
 
 def _named(name: str, unit: str) -> str | None:
@@ -493,8 +456,8 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
 
 def _in_percent(sheet: Sheet, column: _Column) -> _Column:
     """Return a column of fractions with the unit that its numbers have: 41.25 is not 4,125 %."""
-    cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
-    amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
+    cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
+    amounts = sorted(one for cell in cells if "%" not in cell and (one := amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
     percent = not column.unit and column.field in _FRACTIONS and 1.5 < usual <= 100
     return replace(column, unit="%") if percent else column
@@ -507,9 +470,9 @@ def _totalled(sheet: Sheet) -> Sheet:
     if at is None:
         return sheet
     for _, cells in sheet.rows:
-        name = next(iter(_devices(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = _rates(name), cells[at] if at < len(cells) else ""
-        if not rates or _near(text, rates) or _amount(text) <= 2 * rates[0]:
+        name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
+        rates, text = peaks_of(name), cells[at] if at < len(cells) else ""
+        if not rates or near(text, rates) or amount(text) <= 2 * rates[0]:
             return sheet
     return replace(sheet, head=["total tflops" if i == at else h for i, h in enumerate(sheet.head)])
 
@@ -518,9 +481,9 @@ def _row(
     sheet: Sheet, columns: Sequence[_Column], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
     values, words = dict[str, Printed](), dict[str, str]()
-    plain = [_plain(cell) for cell in cells]
+    shown = [plain(cell) for cell in cells]
     for column in columns:
-        cell = plain[column.index] if column.index < len(plain) else ""
+        cell = shown[column.index] if column.index < len(shown) else ""
         if cell.lower() in ("", "-", "–", "—", "n/a", "na", "tbd", "none"):
             continue
         if column.field in vocabulary.words():
@@ -528,10 +491,10 @@ def _row(
         elif (read := _value(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
-            unread.append(f"{cell!r} under {_plain(sheet.head[column.index])!r}, line {line}")
-    for name, value in _sizes(" | ".join(plain)):  # of a cell: 600 | A100 are no 600 devices
+            unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
+    for name, value in _sizes(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
-    at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
+    at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
         stated, values = len(values), improved(values, at)
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
@@ -544,7 +507,7 @@ def _row(
     given = _given(sheet, columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
-    label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
+    label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
     return row if values.keys() - given or "architecture" in words else None
@@ -600,6 +563,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
+    if kind == "gib":
+        read = name, replace(read[1], text=f"{number} GiB")
     key = (own.quantity, own.scale * factor)
     fields = vocabulary.fields().values()
     return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
@@ -618,6 +583,8 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
+    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
+        yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
         yield "nodes", read_printed(told[1], exact=True)
         yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)

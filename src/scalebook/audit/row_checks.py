@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Verdict, check_of
+from scalebook.audit.device_tables import otherwise_printed
 from scalebook.audit.identities import (
     Fact,
     Identity,
@@ -70,7 +71,8 @@ def _against_catalog(known: Known) -> Iterator[Check]:
         item = field_of(known.row, quantity)
         facts = tuple(fact for fact in alternatives if fact.origin == "catalog")
         if item is not None and facts and item.name not in known.row.given:
-            yield compare(known.row, item, f"{quantity} of the catalog", facts)
+            right = (*facts, *otherwise_printed(quantity, known.row))
+            yield compare(known.row, item, f"{quantity} of the catalog", right)
 
 
 def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:

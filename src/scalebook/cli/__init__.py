@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from scalebook import __version__
 from scalebook.cli.terminal import Subparsers, VisibleText
@@ -59,7 +59,11 @@ LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, fu
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as every error of the command line."""
+    """A parser whose errors are one line, and to which ``-1%`` is a value as ``-1`` is."""
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        percent = arg_string.endswith("%") and arg_string[1:2].isdigit()
+        return None if percent else super()._parse_optional(arg_string)
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
@@ -406,12 +407,21 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         for row in rows
     )
     lines = (headers, *cut)
-    cells: list[str] = []
+    columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
-        cells.append(f"{{:{side}{max(map(len, column))}}}")
-    write = "  ".join(cells).format
-    print("\n".join([write(*row).rstrip() for row in lines]))
+        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(_width, column))
+        blanks = (" " * (most - _width(cell)) for cell in column)
+        pairs = zip(column, blanks, strict=True)
+        columns.append([blank + cell if right else cell + blank for cell, blank in pairs])
+    print("\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)))
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes; Chinese characters take two."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def show(

@@ -28,7 +28,7 @@ _ASSIGNED = re.compile(
 _OTHER_DEVICE = re.compile(
     r"\b(?:NVIDIA (?:GeForce |RTX |GTX |Quadro |PRO |TITAN |Tesla )*[A-Z]{0,3}\d{1,4}[A-Z]?\b"
     r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL|Ti|SUPER|Ada|Generation|Blackwell))*"
-    r"|AMD[ _]Instinct[ _]MI\d{3}[XA]?(?:[ _]OAM)?)"
+    r"|AMD[ _]Instinct[ _]MI\d{3}[XA]?(?:[ _]OAM)?|Tesla [KMPT]\d{1,3}(?:-[\w-]+)?)"
 )
 
 

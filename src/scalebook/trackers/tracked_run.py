@@ -9,21 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from scalebook.errors import CatalogError, IngestError
-from scalebook.facts import catalog
-from scalebook.logs import setting_lines
+from scalebook.errors import IngestError
 from scalebook.logs.causes import Ending
-from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent
-from scalebook.logs.dialects.rows import NAMES, Rows, flat
-from scalebook.logs.setting_lines import Value
+from scalebook.logs.dialects.rows import NAMES, Rows, flat, plain, tell
 from scalebook.logs.source import Source
 from scalebook.record import Status
 from scalebook.trackers.exported import TAG
@@ -33,14 +28,6 @@ MOST_PARAMETERS = 10_000
 _TOGETHER = 1000  # rows that are turned into text at once
 _KNOWN = frozenset(chain.from_iterable(NAMES.values()))
 _NONE: frozenset[str] = frozenset()
-_SIZES = frozenset(setting_lines.SIZES.values())
-# Hugging Face's batch of one device; its "train_batch_size" is no global batch.
-_PER_DEVICE = "per_device_train_batch_size"
-_DEVICES = ("accelerator", "gpu_type", "gpu", "device_name")
-_WORDS: Mapping[str, tuple[str, ...]] = {
-    "precision": ("bf16", "fp16", "fp8", "fp32"),
-    "recompute": ("none", "selective", "full"),
-}
 
 
 @dataclass(slots=True)
@@ -69,7 +56,7 @@ class TrackedRun:
 
 def wants(name: str, columns: frozenset[str]) -> bool:
     """Whether a name that a run logged is of a column that the dialect or the user knows."""
-    return name in columns or name.lower() in _KNOWN
+    return name in columns or plain(name) in _KNOWN
 
 
 class History:
@@ -130,7 +117,7 @@ def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> Fil
     base = dialect or Rows
     kind = cast("type[Dialect]", type(f"{tracker.title()}Rows", (base,), {"name": tracker}))
     reader, source = kind(), _Lines(run.path, rows=run.rows)
-    _tell(reader.out, run.parameters)
+    tell(reader.out, run.parameters)
     jobs = reader.read(source)
     for note in (*run.notes, *source.notes):
         jobs[-1].note(note)
@@ -150,38 +137,3 @@ def _own_ending(parameters: Mapping[str, object]) -> Ending | None:
     said = f"the status {status}"
     reason = str(parameters.get(f"{TAG}reason", ""))[:500] or None
     return Ending(cast("Status", status), said, sentence=reason)
-
-
-def _tell(out: Collector, parameters: Mapping[str, object]) -> None:
-    """Record what the parameters say of the configuration and of the device."""
-    last = {name.replace("/", ".").rpartition(".")[2].lower() for name in parameters}
-    for name, value in parameters.items():
-        short = name.replace("/", ".").rpartition(".")[2].lower()
-        if short == _PER_DEVICE:
-            short = "micro_batch_size"
-        elif short == "train_batch_size" and _PER_DEVICE in last:
-            continue
-        text = str(value)[:200].strip()
-        found = _own(name, text) or _size(short, text) or setting_lines.assigned(f"{short}: {text}")
-        if found:
-            out.tell(*found)
-        device = setting_lines.device_in(text) if short in _DEVICES else None
-        if device:
-            out.job.details.setdefault("device", device)
-
-
-def _size(name: str, text: str) -> tuple[str, Value] | None:
-    """Return a size under the name that it has here."""
-    return (name, int(text)) if name in _SIZES and text.isdecimal() and len(text) < 16 else None
-
-
-def _own(name: str, text: str) -> tuple[str, Value] | None:
-    """Return a setting of ours that is a word: a model or a platform of the catalog, a format."""
-    if text in _WORDS.get(name, ()):
-        return name, text
-    with suppress(CatalogError):
-        if name == "model" and catalog.model(text):
-            return name, text
-        if name == "platform" and catalog.platform(text).name == text:
-            return name, text
-    return None

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.job import Job
+from scalebook.logs.numbers import number
 from scalebook.logs.source import Source
 from scalebook.measure.anatomy import EventReader, Trace, fault_of, reduce_trace
 from scalebook.measure.anatomy.events import Event
@@ -41,6 +42,21 @@ class _Totals:
             self.steps.append(duration / _MICROSECONDS)
 
 
+_PROCESS = re.compile(r"'name': '(GPU|COPY)\s?\d*'")  # rocprof
+
+
+def _place(event: Event, devices: dict[str, str]) -> None:
+    """Give an event without a category that of its process: rocprof names processes by device."""
+    process = str(event.get("pid"))
+    named = _PROCESS.search(str(event.get("args")))
+    if event.get("name") == "process_name" and named:
+        devices[process] = "kernel" if named[1] == "GPU" else "gpu_memcpy"
+    elif process in devices:
+        event["cat"] = devices[process]
+        for name in ("ts", "dur"):
+            event[name] = number(str(event.get(name)))
+
+
 def _count(totals: dict[str, list[float]], name: str, duration: float) -> None:
     if name in totals or len(totals) < _MOST_NAMES:
         entry = totals.setdefault(name, [0, 0.0])
@@ -64,7 +80,10 @@ class Kineto(Dialect):
     def read(self, source: Source) -> list[Job]:
         """Return one job without steps; its details hold the totals and the anatomy of a step."""
         reader, totals, trace = EventReader(source.texts()), _Totals(), Trace()
+        devices: dict[str, str] = {}
         for event in reader.events():
+            if event.get("name") == "process_name" or "cat" not in event:
+                _place(event, devices)
             totals.add(event)
             trace.add(event)
         job = self.out.job

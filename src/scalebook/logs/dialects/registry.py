@@ -14,11 +14,11 @@ from scalebook.logs.job import Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 ENTRIES = (  # module:class
-    "tprimat:TPrimat",
-    "rows:TrainerState",
-    "rows:GoldenValues",
-    "rows:Autotuning",
-    "rows:JSONBlocks",
+    "json_documents:TPrimat",
+    "json_documents:TrainerState",
+    "json_documents:GoldenValues",
+    "json_documents:Autotuning",
+    "json_documents:Documents",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "deepspeed:SwissArmy",
@@ -44,6 +44,7 @@ ENTRIES = (  # module:class
     "litgpt:LitGPT",
     "composer:Composer",
     "mlperf:MLPerf",
+    "rows:Rows",
     "hf_trainer:HFTrainer",
     "deepspeed:DeepSpeed",
     "nvidia_smi:NvidiaSMI",
@@ -54,7 +55,6 @@ ENTRIES = (  # module:class
     "amd_smi:RocmSMICSV",
     "amd_smi:RocmSMIText",
     "kineto:Kineto",
-    "rows:Rows",
     "key_value:Pairs",
 )
 
@@ -129,13 +129,15 @@ _REMEDY = (
     "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
     "with --map, such as --map step_seconds=COLUMN."
 )
-# Tools whose samples say nothing of training, by pieces of what they print.
+# Files that say nothing of the steps of a run, by pieces of them.
+_TELEMETRY = "which is telemetry, not a training log"
 _SAMPLES = (
-    ("DCGM_FI_", "samples of DCGM's exporter"),
-    ("dcgm", "output of DCGM"),
-    ("NVIDIA-SMI", "the table of nvidia-smi"),
-    ("ROCm System Management", "the table of rocm-smi"),
-    ("NVSMI LOG", "nvidia-smi -q"),
+    ("DCGM_FI_", f"samples of DCGM's exporter, {_TELEMETRY}"),
+    ("dcgm", f"output of DCGM, {_TELEMETRY}"),
+    ("NVIDIA-SMI", f"the table of nvidia-smi, {_TELEMETRY}"),
+    ("ROCm System Management", f"the table of rocm-smi, {_TELEMETRY}"),
+    ("NVSMI LOG", f"nvidia-smi -q, {_TELEMETRY}"),
+    ('"Name","State",', "W&B's table of runs; export the history of each run instead"),
 )
 
 
@@ -143,7 +145,7 @@ def _nearest(text: str) -> str:
     """Return a sentence on the dialect that shares most markers with a text; empty without one."""
     for piece, what in _SAMPLES:
         if piece in text:
-            return f"It looks like {what}, which is telemetry, not a training log. "
+            return f"It looks like {what}. "
     shared = {
         dialect.name: sum(marker in text for marker in dialect.markers) / len(dialect.markers)
         for dialect in dialects()

@@ -1,4 +1,4 @@
-"""Records as rows of named columns: CSV, JSON lines and JSON documents of trackers and trainers.
+"""Records as rows of named columns: CSV and JSON lines of trackers and trainers.
 
 The names of common trackers are known (``NAMES``); for any other file the user maps columns
 (``mapped``), so that no format is a dead end.
@@ -10,24 +10,19 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
-from scalebook.errors import IngestError
-from scalebook.logs.causes import Ending
-from scalebook.logs.collect import LARGEST
-from scalebook.logs.dialects.dialect import Dialect, JSONDialect
+from scalebook.errors import CatalogError, IngestError
+from scalebook.facts import catalog
+from scalebook.logs import setting_lines
+from scalebook.logs.collect import Collector
+from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.job import COLUMNS, Job
-from scalebook.logs.numbers import (
-    MISSING,
-    alternatives,
-    clock_of,
-    columns,
-    has_fraction,
-    integer,
-    names,
-    number,
-)
+from scalebook.logs.numbers import MISSING, alternatives, clock_of, has_fraction, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
@@ -40,9 +35,6 @@ TARGETS: dict[str, tuple[str, float]] = {
     "time": ("clock", 1.0),
     "mfu_percent": ("mfu", 0.01),
 }
-# Names of trackers and trainers, in lower case, by target; the first that a file has counts.
-NAMES = alternatives("rows")
-_SETTINGS = names("settings")
 _MOST_DEPTH = 4
 _MOST_CELLS = 400
 
@@ -61,10 +53,9 @@ def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator
             yield name, item
 
 
-def _value(item: object) -> float:
-    if isinstance(item, bool) or item is None:
-        return MISSING
-    return number(item) if isinstance(item, str) else number(str(item))
+def cell_value(item: object) -> float:
+    """Return the number in a cell, NaN without one."""
+    return MISSING if isinstance(item, bool) or item is None else number(str(item))
 
 
 class Rows(Dialect):
@@ -74,19 +65,23 @@ class Rows(Dialect):
     markers = ("step", "Step", "iteration", "Iteration")
     signature = re.compile(r"^\s*(?:(?:DLLL )?\{\s*\"|[^\n{]{1,4000}[,;\t])")
     mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
+    fine = False  # whether a time stamp had parts of a second
 
-    def cells(self, source: Source) -> Iterator[dict[str, Any]]:
-        """Yield the cells of each record by name."""
-        return _cells(source)
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = Counter[str]()  # names of the loss, and how often each came
+
+    def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
+        """Yield, for each run, the cells of its records by name."""
+        yield _cells(source)
 
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
         first = text.lstrip().partition("\n")[0]
-        if len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+        if _RUNS in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
             return False
-        columns = _targets(_names_of(first, text), {})
-        return "step" in columns and bool(columns.keys() & _MEASURED)
+        return is_record(_names_of(first, text))
 
     def read(self, source: Source) -> list[Job]:
         """Return the job of a file.
@@ -95,69 +90,132 @@ class Rows(Dialect):
             IngestError: a column that the user maps is not in the file.
         """
         self.out.every_job(loss_apart=True)
-        found, fine = 0, False
-        missing = set(self.mapping.values())
-        for cells in self.cells(source):
-            low = {_short(name): item for name, item in cells.items()}
-            missing -= cells.keys()
-            targets = _targets(cells, self.mapping)
-            row: dict[str, float] = {}
-            for target, name in targets.items():
-                column, scale = TARGETS[target]
-                item = cells[name] if name in cells else low.get(name)
-                stamp = item if isinstance(item, str) and ":" in item else None
-                value = clock_of(stamp) if column == "clock" and stamp else _value(item)
-                fine = fine or (stamp is not None and has_fraction(stamp))
-                if not math.isnan(value) or (column == "loss" and item not in (None, "")):
-                    row.setdefault(column, value * scale)
-            for name, item in cells.items():  # such as cfg/global_batch_size
-                ours = _SETTINGS.get(name.rpartition("/")[2]) if "/" in name else None
-                if ours and isinstance(item, int) and not isinstance(item, bool):
-                    self.out.tell(ours, item, weak=True)
-            if row.get("tokens_per_second", 0) > 0 and "tokens_in_step" in row:
-                row.setdefault("seconds", row["tokens_in_step"] / row["tokens_per_second"])
-            if len(row) > 1 or (row and self.mapping):
-                found += 1
-                self.out.step(row)
+        missing, told = set(self.mapping.values()), set[str]()
+        for place, series in enumerate(self.series(source)):
+            self.out.quoted = place > 0
+            last: dict[str, float] = {}
+            for cells in series:
+                if not cells:
+                    self._take(last)
+                    self.out.mark()
+                    last = {}
+                missing -= cells.keys()
+                new = {n: cells[n] for n in cells.keys() - told if "/" in n or n in _SIZES}
+                told |= new.keys()
+                tell(self.out, new, weak=True)  # such as cfg/global_batch_size
+                row = {} if _evaluates(cells) else self.row(cells)
+                if row.get("step", MISSING) == last.get("step") and _agree(row, last):
+                    last = {**row, **last}
+                else:
+                    self._take(last)
+                    last = row
+            self._take(last)
         if missing and self.mapping:
             raise IngestError(
                 f"{source.path} has no column {', '.join(sorted(map(repr, missing)))}. "
                 "Name its columns as its header does: --map step_seconds=COLUMN."
             )
         for job in self.out.jobs:
-            seconds_from(job, "clock", 1e-3 if fine else 0.05, "times of the records")
+            seconds_from(job, "clock", 1e-3 if self.fine else 0.05, "times of the records")
             tokens_from_totals(job)
+            if (job.table.median("mfu") or 0) > _MOST_MFU:  # in percent
+                job.table.set_column("mfu", (value / 100 for value in job.table.column("mfu")))
         return self.out.close()
 
+    def row(self, cells: Mapping[str, Any]) -> dict[str, float]:
+        """Return the columns of a record."""
+        cells = {name: item for name, item in cells.items() if item not in (None, "")}
+        row: dict[str, float] = {}
+        mapped = {TARGETS[target][0] for target in self.mapping}
+        for target, name in (*self.mapping.items(), *_targets(tuple(cells)).items()):
+            column, scale = TARGETS[target]
+            item = cells.get(name)
+            if column in mapped and target not in self.mapping:
+                continue
+            if column == "loss":  # under another name, as of an epoch, it is another loss
+                self.losses[name] += 1
+                if self.losses[name] < max(self.losses.values()):
+                    continue
+            stamp = item if isinstance(item, str) and ":" in item else None
+            value = clock_of(stamp) if column == "clock" and stamp else cell_value(item)
+            self.fine = self.fine or (stamp is not None and has_fraction(stamp))
+            if not math.isnan(value) or (column == "loss" and item is not None):
+                row.setdefault(column, value * scale)
+        if row.get("tokens_per_second", 0) > 0 and "tokens_in_step" in row:
+            row.setdefault("seconds", row["tokens_in_step"] / row["tokens_per_second"])
+        return row
 
-_MEASURED = {target for target in NAMES if target not in ("step", "learning_rate", "time")}
+    def _take(self, row: Mapping[str, float]) -> None:
+        if row.keys() - _BESIDE or (row and self.mapping):
+            self.out.step(row)
 
 
-class JSONBlocks(Rows):
-    """A record is a JSON object over several lines of a log, as InstructLab prints it."""
+_SIZES = setting_lines.SIZES.keys()
+_RUNS = '"Name","State",'  # W&B's table of runs, one row each
+_MOST_MFU = 1.5  # no fraction is larger
+_BESIDE = {"step", "clock", "learning_rate"}  # say nothing of what a step took or gave
+_KIND = ("event", "split", "phase", "mode", "stage")
 
-    name = "json-blocks"
-    markers = ("{\n",)
-    signature = re.compile(r'\{\n(?:\s*"[^"\n]{1,60}": [^\n{}]{1,200}\n){3,60}\s*\}')
 
-    @classmethod
-    def recognises(cls, text: str) -> bool:
-        """Whether an object has a step and a loss or a time under names known here."""
-        for found in cls.signature.finditer(text):
-            columns = _targets(dict(_object(found[0])), {})
-            if "step" in columns and columns.keys() & {"loss", "step_seconds"}:
-                return True
-        return False
+def _evaluates(cells: Mapping[str, Any]) -> bool:
+    """Whether a record says that it is of an evaluation."""
+    said = (cells.get(name) for name in _KIND)
+    return any(str(one).lower().startswith(("eval", "val", "test")) for one in said if one)
 
-    def cells(self, source: Source) -> Iterator[dict[str, Any]]:
-        """Yield the cells of each object by name."""
-        rest = ""
-        for text in source.texts():
-            rest, end = rest + text, 0
-            for found in self.signature.finditer(rest):
-                end = found.end()
-                yield dict(_object(found[0]))
-            rest = rest[max(end, len(rest) - LONGEST_LINE) :]
+
+def _agree(row: Mapping[str, float], last: Mapping[str, float]) -> bool:
+    """Whether two records of one step are parts of one: what both have is the same."""
+    both = row.keys() & last.keys() - {"clock"}
+    return all(row[name] == last[name] for name in both) and row.keys() != last.keys()
+
+
+_DEVICES = ("accelerator", "gpu_type", "gpu", "device_name", "gpu_name")
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "precision": ("bf16", "fp16", "fp8", "fp32"),
+    "recompute": ("none", "selective", "full"),
+}
+# Hugging Face's batch of one device; its "train_batch_size" is no global batch.
+_PER_DEVICE = "per_device_train_batch_size"
+
+
+def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False) -> None:
+    """Record what the parameters of a run say of its configuration and of the device."""
+    last = {name.replace("/", ".").rpartition(".")[2].lower() for name in parameters}
+    for name, value in parameters.items():
+        short = name.replace("/", ".").rpartition(".")[2].lower()
+        if short == "train_batch_size" and _PER_DEVICE in last:
+            continue
+        if not isinstance(value, str | int) and weak:
+            continue
+        text = str(value)[:200].strip()
+        line = f"{short}: {text}"
+        found = _own(name, text) or _size(short, text) or setting_lines.assigned(line)
+        if found:
+            out.tell(*found, weak=weak)
+        elif weak and "precision" in short:
+            for one in setting_lines.stated(line):
+                out.tell(*one, weak=True)
+        device = setting_lines.device_in(text) if short in _DEVICES else None
+        if device:
+            out.job.details.setdefault("device", device)
+
+
+def _size(name: str, text: str) -> tuple[str, setting_lines.Value] | None:
+    """Return a size under the name that it has here."""
+    sizes = setting_lines.SIZES.values()
+    return (name, int(text)) if name in sizes and text.isdecimal() and len(text) < 16 else None
+
+
+def _own(name: str, text: str) -> tuple[str, setting_lines.Value] | None:
+    """Return a setting of ours that is a word: a model or a platform of the catalog, a format."""
+    if text in _WORDS.get(name, ()):
+        return name, text
+    with suppress(CatalogError):
+        if name == "model" and catalog.model(text):
+            return name, text
+        if name == "platform" and catalog.platform(text).name == text:
+            return name, text
+    return None
 
 
 def mapped(mapping: Mapping[str, str]) -> type[Rows]:
@@ -180,9 +238,28 @@ def _json(line: str) -> str:
     return text if text.startswith("{") else ""
 
 
-def _short(name: str) -> str:
-    """Return a name as ``NAMES`` has it: W&B's export puts the run before it."""
-    return name.rpartition(" - ")[2].strip().lower()
+_IN_FRONT = re.compile(
+    r"^(?:train(?:ing|er)?|perf(?:ormance)?|metrics?|timing|speed|stats|mean|avg|average|median)_(?=.)"
+)
+_BEHIND = re.compile(r"(?<=.)_(?:window|step|inst|current|pct|mean|avg|average|median)$")
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """Return a name in lower case with words joined by ``_``; W&B's export puts the run first."""
+    return re.sub(r"[^a-z0-9%]+", "_", name.rpartition(" - ")[2].lower()).strip("_")
+
+
+# Names of trackers and trainers by target, plain; the first that a file has counts.
+NAMES = {ours: tuple(map(plain, theirs)) for ours, theirs in alternatives("rows").items()}
+_MEASURED = {target for target in NAMES if target not in ("step", "learning_rate", "time")}
+_EXACT = ("global_batch_size", "time", "tokens_in_step")  # not behind words such as train
+
+
+def is_record(names: Iterable[str]) -> bool:
+    """Whether names are those of a step and of something measured."""
+    columns = _targets(tuple(names)).keys()
+    return "step" in columns and bool(columns & _MEASURED)
 
 
 def _between(header: str) -> str:
@@ -203,26 +280,26 @@ def _names_of(first: str, text: str) -> list[str]:
         return _split(first, _between(first))
     names: dict[str, None] = {}
     for line in text.split("\n")[:50]:
-        names.update(dict.fromkeys(dict(_object(_json(line)))))
+        names.update(dict.fromkeys(dict(cells_of(_json(line)))))
     return list(names)
 
 
-def _targets(names: Any, mapping: Mapping[str, str]) -> dict[str, str]:
+@lru_cache(maxsize=256)
+def _targets(names: tuple[str, ...]) -> dict[str, str]:
     """Return, by target, the name of the column that it is read from."""
-    low = {_short(name): name for name in reversed(list(names))}
-    found = {
-        target: next(low[one] for one in known if one in low)
-        for target, known in NAMES.items()
-        if any(one in low for one in known)
-    }
+    low = {plain(name): name for name in reversed(names)}
+    bare = {_BEHIND.sub("", _IN_FRONT.sub("", name)): low[name] for name in reversed(low)}
+    found: dict[str, str] = {}
+    for target, known in NAMES.items():
+        there = {**bare, **low} if target not in _EXACT else low
+        if one := next((one for one in known if one in there), None):
+            found[target] = there[one]
     if "tps_per_gpu" in low and "tps" in low:  # NeMo AutoModel: of a GPU and of all
         found["tokens_per_second"] = low["tps"]
-    columns = {TARGETS[target][0] for target in mapping}
-    rest = {target: name for target, name in found.items() if TARGETS[target][0] not in columns}
-    return {**rest, **mapping}
+    return found
 
 
-def _object(line: str) -> Iterator[tuple[str, Any]]:
+def cells_of(line: str) -> Iterator[tuple[str, Any]]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -240,128 +317,14 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
             if not line.strip() or len(line) > 16 * LONGEST_LINE:
                 continue
             if text := _json(line):
-                yield dict(_object(text))
+                yield dict(cells_of(text))
                 continue
             between = _between(line) if header is None else between
             cells = _split(line, between)
             if between == ";":  # goes with decimal commas
                 cells = [cell if "." in cell else cell.replace(",", ".") for cell in cells]
-            if header is None:
+            if header is None or cells == header:  # said again where a run was added
                 header = cells[:_MOST_CELLS]
+                yield {}
             elif len(cells) == len(header):
                 yield dict(zip(header, cells, strict=True))
-
-
-class TrainerState(JSONDialect):
-    """Hugging Face's ``trainer_state.json``: a list of what was logged, without times."""
-
-    name = "hf-trainer-state"
-    markers = ('"log_history"',)
-    signature = re.compile(r'"log_history"\s*:\s*\[')
-
-    def document(self, document: dict[str, Any]) -> None:
-        """Take the history; the time of a step is the mean of the whole run."""
-        items = cast("list[Any]", document.get("log_history") or [])
-        history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
-        ends = [item for item in history if "train_runtime" in item]
-        whole: dict[str, Any] = ends[-1] if ends else {}
-        runtime, steps = _value(whole.get("train_runtime")), _value(document.get("global_step"))
-        rate = _value(whole.get("train_steps_per_second"))
-        seconds = (
-            runtime / steps if runtime > 0 and steps > 0 else 1 / rate if rate > 0 else MISSING
-        )
-        total = document.get("max_steps")
-        for item in history:
-            if "loss" not in item:
-                continue
-            row = {"step": _value(item.get("step")), "loss": _value(item["loss"])}
-            for name, column in (
-                ("grad_norm", "grad_norm"),
-                ("learning_rate", "learning_rate"),
-                ("num_input_tokens_seen", "consumed_tokens"),
-            ):
-                if name in item:
-                    row[column] = _value(item[name])
-            if seconds > 0:
-                row["seconds"] = seconds
-            self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
-        job = self.out.job
-        if seconds > 0 and len(job.table):
-            job.note("The step time is the mean of the whole run: no other was stored.")
-        each = document.get("train_batch_size")
-        if isinstance(each, int):
-            self.out.tell("micro_batch_size", each)
-        for name in ("tokens_per_second", "samples_per_second", "steps_per_second"):
-            if _value(whole.get(f"train_{name}")) > 0:
-                job.rates[name] = _value(whole[f"train_{name}"])
-                self.out.digits(name, "0.001")  # as the trainer rounds
-        tokens_from_totals(job)
-        if whole:
-            self.out.end(Ending("completed", "the trainer kept its metrics of the whole run"))
-
-
-class GoldenValues(JSONDialect):
-    """Megatron's ``golden_values*.json``: a series per metric, by step."""
-
-    name = "megatron-golden-values"
-    markers = ('"iteration-time"', '"iteration_timing_avg"', '"lm loss"')
-    signature = re.compile(r'"(?:iteration-time|lm loss)"\s*:\s*\{\s*"start_step"')
-    _COLUMNS: ClassVar = columns("megatron-golden-values")
-
-    def document(self, document: dict[str, Any]) -> None:
-        """Take the series as rows of steps."""
-        rows: dict[int, dict[str, float]] = {}
-        for name, (column, scale) in self._COLUMNS.items():
-            series = document.get(name)
-            for step, value in _series(series) if isinstance(series, dict) else ():
-                missing = isinstance(value, str) and column != "loss"  # "nan": not recorded
-                if not missing:
-                    rows.setdefault(step, {}).setdefault(column, _value(value) * scale)
-        mean = _value(document.get("iteration_timing_avg"))
-        for step in sorted(rows):
-            if mean > 0:
-                rows[step].setdefault("seconds", mean)
-            self.out.step({"step": float(step), **rows[step]})
-        self.out.job.finished = bool(rows)
-
-
-def _series(series: Any) -> Iterator[tuple[int, Any]]:
-    """Yield steps and values of a series, whose values are a list or stand by their step."""
-    values = series.get("values")
-    if isinstance(values, dict):
-        for key, value in cast("dict[str, Any]", values).items():
-            if str(key).isdigit():
-                yield integer(str(key)), value
-    elif isinstance(values, list):
-        first, each = series.get("start_step"), series.get("step_interval")
-        start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
-        interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
-        for index, value in enumerate(cast("list[Any]", values)):
-            yield start + index * interval, value
-
-
-class Autotuning(JSONDialect):
-    """``metrics.json`` of an experiment of DeepSpeed's autotuner: one mean step, in ms."""
-
-    name = "deepspeed-autotuning"
-    markers = ('"latency"',)
-    signature = re.compile(
-        r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
-        r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
-    )
-    _SIZES: ClassVar = names("deepspeed-autotuning")
-
-    def document(self, document: dict[str, Any]) -> None:
-        """Take the sizes and the step of an experiment."""
-        for name, item in flat(document):
-            ours = self._SIZES.get(name.rpartition("/")[2])
-            if ours and isinstance(item, int):
-                self.out.tell(ours, item)
-        row = {
-            "seconds": _value(document.get("latency")) / 1e3,
-            "samples_per_second": _value(document.get("throughput")),
-            "tflops_per_gpu": _value(document.get("FLOPS_per_gpu")) / 1e12,
-        }
-        if row["seconds"] > 0:
-            self.out.step(row)
-            self.out.job.finished = True

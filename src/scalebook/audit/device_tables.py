@@ -1,0 +1,179 @@
+"""Tables of devices, and what is printed of one that the catalog has by another number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Row
+from scalebook.audit.fields import plain
+from scalebook.audit.identities import Fact, show
+from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
+from scalebook.facts import catalog
+from scalebook.measure.intervals import Interval
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A table as it stands in a document: its heading cells and its rows with their lines."""
+
+    name: str
+    head: list[str]
+    rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
+    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
+
+
+# What a source may print of a device instead of the catalog's value, as factors of it: memory and
+# its bandwidth as fitted or as usable, in GiB or in GB.
+_PRINTED = {
+    "device_memory_gb": ("memory_gb", 0.97, 2**30 / 1e9),
+    "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
+    "tdp_watts": ("tdp_watts", 0.95, 1.05),
+}
+_WITH_PROCESSOR = ("GH", "GB")  # the power of their modules is printed, too
+
+
+def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
+    """Yield what a quantity of a device may be in print."""
+    device = accelerator_of(row)
+    name, low, high = _PRINTED.get(quantity, ("", 1.0, 1.0))
+    value = getattr(device, name) if device is not None and name else None
+    if device is not None and quantity == "tdp_watts" and device.name.startswith(_WITH_PROCESSOR):
+        low, high = 0.6, 2.5
+    if device is not None and value is not None:
+        between = Interval(value * low, value * high)
+        variant = f"{device.name}, as fitted or usable"
+        yield Fact(quantity, between, value, show(value), "catalog", variant=variant, bound=True)
+
+
+_FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
+
+
+def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
+    """Return the device of a name, of the variants that it leaves open the one of these numbers."""
+    device = accelerator_of(Row("", "", None, {}, {"accelerator": name}))
+    if device is None or _FORM.search(name):
+        return name
+    family = [
+        one
+        for one in catalog.accelerators()
+        if one.name.partition("-")[0] == device.name.partition("-")[0]
+        and re.match(r"[A-Z]+\d", one.name)
+    ]
+    return max(
+        (device, *family),
+        key=lambda one: (f"{one.memory_gb:g}" == memory_gb) + (f"{one.tdp_watts or 0:g}" == watts),
+    ).name
+
+
+_AMOUNT = re.compile(
+    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[TP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+)
+_IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
+
+
+def _base_amount(cell: str) -> str:
+    """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    found = _AMOUNT.findall(cell)
+    if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
+        return ""
+    number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    if "flop" in unit:
+        return f"{number} {unit}"
+    return f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number
+
+
+def of_devices(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table; one of devices, by row or by column, as their memory and each peak."""
+    heads, rules = [plain(head) for head in sheet.head], vocabulary.headings()["devices"]
+    if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
+        lines = [(line, row) for line, row in sheet.rows if len(row) == len(heads)]
+        columns = [[row[at] for _, row in lines] for at in range(len(heads))]
+        rows = [
+            (lines[0][0], [one, *column])
+            for one, column in zip(heads[1:], columns[1:], strict=True)
+            if lines
+        ]
+        sheet = replace(sheet, head=[heads[0], *columns[0]], rows=rows)
+        heads = [plain(head) for head in sheet.head]
+    known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
+    fitting = {
+        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, one.lower())]
+        for name, rule in rules.items()
+    }
+    peaks = fitting.pop("peak")
+    parts = {name: places[0] for name, places in fitting.items() if len(places) == 1}
+    if len(known) * 2 < len(sheet.rows) or not (parts or peaks):
+        yield sheet
+        return
+    rows = [
+        (line, [*row[:1] * 2, *(_base_amount(plain(row[at])) for at in parts.values())])
+        for line, row in known
+        if len(row) == len(heads)
+    ]
+    for _, row in rows:
+        told = dict(zip(parts, row[2:], strict=True))
+        row[1] = variant_of(plain(row[1]), *map(told.get, ("device memory gb", "tdp watts")))
+    yield Sheet(sheet.name, ["", "gpu", *parts], rows)
+    for at in peaks:
+        found = [one for one in known if len(one[1]) == len(heads)]
+        yield _peaks_of(sheet, found, at, _PRECISIONS.findall(heads[at].lower())[0])
+
+
+_PRECISIONS = re.compile(r"bf16|fp8|fp4")
+
+
+def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precision: str) -> Sheet:
+    """Return the peaks in a column of a table of devices; those of game cards have two meanings."""
+    found: list[tuple[int, list[str]]] = []
+    for line, row in rows:
+        sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
+        pair = ("", _base_amount(row[at])) if sparse else (_base_amount(row[at]), "")
+        if precision == "bf16" or "RTX" not in row[0]:
+            found.append((line, [row[0], row[0], precision, *pair]))
+    return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)
+
+
+def devices_in(text: str) -> list[str]:
+    """Return the platforms of the catalog that a text names, in its order."""
+    names = {platform.name for platform in catalog.platforms()}
+    words = re.findall(r"\b([a-z]+\d+\w*?)s?\b(?:[- ](\d+ ?gb))?", text.lower())
+    sized = ((f"{word}-{size.replace(' ', '')}", word) for word, size in words)
+    named = (next((name for name in pair if name in names), "") for pair in sized)
+    tpus = (f"TPU-{one}" for one in re.findall(r"\b(v(?:5e|5p|6e))\b", text.lower()))
+    return list(dict.fromkeys(name for name in (*named, *tpus) if name))
+
+
+def amount(text: str) -> float:
+    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
+    return float(found[0]) if found else 0.0
+
+
+def near(text: str, rates: Sequence[float]) -> bool:
+    return any(abs(rate - amount(text)) < 1 for rate in rates)
+
+
+def peaks_in(text: str, unread: list[str]) -> Iterator[Sheet]:
+    """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
+
+    Without a precision they are of BF16 if one of the same block is a BF16 peak.
+    """
+    block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
+    for number, line in enumerate([*text.splitlines(), "#"], start=1):
+        match = vocabulary.pattern("peak").fullmatch(line)
+        name = next(iter(devices_in(match["name"] if match else "")), "")
+        if match and near(match["peak"], peaks_of(name)):
+            told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))
+            block.rows.append((number, [plain(match["name"]), name, *told]))
+        elif not line.strip() or line[0] in "#`":
+            bare = [cells for _, cells in block.rows if not cells[3]]
+            usual = any(near(cells[2], peaks_of(cells[1])[:1]) for cells in bare)
+            for cells in bare:
+                cells[3] = "bf16" if usual else ""
+            peaks = [f"'{one[2]}' of {one[0]!r}, a peak without its precision" for one in bare]
+            unread += [] if usual else peaks
+            yield replace(block, rows=[row for row in block.rows if row[1][3]])
+            block.rows = []
+            block.name = plain(line.lstrip("#")) if line.startswith("#") else block.name

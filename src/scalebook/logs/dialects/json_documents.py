@@ -1,0 +1,350 @@
+"""JSON documents of trainers and benchmarks: steps in lists or series, or the means of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, ClassVar, cast
+
+from scalebook.logs.causes import Ending
+from scalebook.logs.collect import LARGEST
+from scalebook.logs.dialects.dialect import LARGEST_DOCUMENT, JSONDialect
+from scalebook.logs.dialects.rows import Rows, cell_value, cells_of, flat, is_record, tell
+from scalebook.logs.numbers import MISSING, columns, integer, names
+from scalebook.logs.pairs import tokens_from_totals
+from scalebook.logs.source import CHUNK_BYTES, LONGEST_LINE, Source
+
+_SIZES = names("documents")
+
+
+class Documents(Rows):
+    """Objects with a step: in a log, each over several lines (InstructLab), or of one document.
+
+    A document has lists of them, objects by their step, or a list for each column. One without
+    steps counts if it has the mean time of a training step.
+    """
+
+    name = "json-blocks"
+    markers = ("{\n", '{"', "[")
+    signature = re.compile(r'\{\n(?:\s*"[^"\n]{1,60}": [^\n{}]{1,200}\n){3,60}\s*\}')
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether an object has a step and a loss or a time under names known here."""
+        if text.lstrip()[:1] in ("{", "["):
+            document = _parsed(text)
+            if document is not None:
+                return any(_runs(document)) or bool(_means(document))
+        objects = _OBJECT.finditer(text) if text.lstrip()[:2] in ("[{", "[\n") else ()
+        found = chain(islice(objects, _FIRST), cls.signature.finditer(text))
+        return any(is_record(dict(cells_of(one[0]))) for one in found)
+
+    def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
+        """Yield, for each run, the cells of its records by name."""
+        texts = source.texts()
+        first = next(texts, "")
+        if first.lstrip()[:1] in ("{", "["):
+            first += "".join(islice(texts, LARGEST_DOCUMENT // CHUNK_BYTES))
+            document = _parsed(first)
+            if document is not None:
+                yield from self._of_document(document)
+                return
+        yield self._blocks(chain([first], texts))
+
+    def _of_document(self, document: Any) -> Iterator[list[dict[str, Any]]]:
+        runs, means = list(_runs(document)), _means(document)
+        if (runs or means) and isinstance(document, dict):
+            cells = dict(flat(cast("dict[str, Any]", document)))
+            tell(self.out, {_named(name): item for name, item in cells.items()}, weak=True)
+        yield from runs or [[means]]
+        self.out.job.finished = bool(means) and not runs
+
+    def _blocks(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        rest = ""
+        for text in texts:
+            rest, end = rest + text, 0
+            for found in self.signature.finditer(rest):
+                end = found.end()
+                yield dict(cells_of(found[0]))
+            rest = rest[max(end, len(rest) - LONGEST_LINE) :]
+
+
+_OBJECT = re.compile(r"\{[^{}]{10,2000}\}")
+_FIRST = 200
+_EVALUATES = re.compile(r"(?:eval|val|test|checkpoint)", re.IGNORECASE)
+_STEPS = ("step", "steps", "iteration", "iterations", "iters")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _named(name: str) -> str:
+    """Return the name of a setting as trainers print it."""
+    front, _, last = name.rpartition("/")
+    return f"{front}/{_SIZES.get(last, last)}"
+
+
+def _runs(value: Any, depth: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of each run that a document holds, but not of evaluations."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        rows = [dict(flat(cast("dict[str, Any]", one))) for one in items if isinstance(one, dict)]
+        if any(map(is_record, rows[:_FIRST])):
+            yield rows
+            return
+        for item in items if depth < _MOST_DEPTH else ():
+            yield from _runs(item, depth + 1)
+    elif isinstance(value, dict):
+        known = cast("dict[str, Any]", value)
+        rows = [
+            {**dict(flat(cast("dict[str, Any]", one))), "step": integer(key)}
+            for key, one in known.items()
+            if key.isdigit() and isinstance(one, dict)
+        ]
+        rows = rows if len(rows) > 1 else _columns(known)
+        if rows and is_record(rows[0]):
+            yield rows
+        for key, item in known.items() if depth < _MOST_DEPTH and not rows else ():
+            if not _EVALUATES.match(key):
+                yield from _runs(item, depth + 1)
+
+
+_MOST_DEPTH = 8
+
+
+def _columns(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the records whose columns an object has as lists of one length."""
+    lists = {
+        _singular(key): cast("list[Any]", item)
+        for key, item in known.items()
+        if isinstance(item, list) and item and isinstance(item[0], int | float)
+    }
+    steps = next((lists[name] for name in _STEPS if name in lists), None)
+    if steps is None:
+        start, each = known.get("start_step"), known.get("step_interval", 1)
+        if not isinstance(start, int) or not isinstance(each, int) or not lists:
+            return []
+        steps = [start + each * at for at in range(len(next(iter(lists.values()))))]
+    same = {key: item for key, item in lists.items() if len(item) == len(steps)}
+    return [
+        {**{key: item[at] for key, item in same.items()}, "step": step}
+        for at, step in enumerate(steps)
+    ]
+
+
+def _singular(name: str) -> str:
+    """Return the name of one value of a list, as in losses and step_times."""
+    ends = (name, name.removesuffix("_values"), name.removesuffix("s"), name.removesuffix("es"))
+    return next((one for one in ends if is_record(("step", one))), name)
+
+
+def _means(document: Any) -> dict[str, Any]:
+    """Return the cells of a benchmark's result that has the mean time of a step of training."""
+    if not isinstance(document, dict):
+        return {}
+    cells = dict(flat(cast("dict[str, Any]", document)))
+    row, last = Rows().row(cells), {_named(name).rpartition("/")[2] for name in cells}
+    return cells if "seconds" in row and last & {*_SIZES.values()} else {}
+
+
+class TrainerState(JSONDialect):
+    """Hugging Face's ``trainer_state.json``: a list of what was logged, without times."""
+
+    name = "hf-trainer-state"
+    markers = ('"log_history"',)
+    signature = re.compile(r'"log_history"\s*:\s*\[')
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the history; the time of a step is the mean of the whole run."""
+        items = cast("list[Any]", document.get("log_history") or [])
+        history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+        ends = [item for item in history if "train_runtime" in item]
+        whole: dict[str, Any] = ends[-1] if ends else {}
+        runtime, steps = (
+            cell_value(whole.get("train_runtime")),
+            cell_value(document.get("global_step")),
+        )
+        beside = sum(_other_runtimes(history[: history.index(whole)] if whole else ()))
+        factor = runtime / (runtime - beside) if runtime > beside else 1.0
+        rate = cell_value(whole.get("train_steps_per_second")) * factor
+        seconds = runtime / factor / steps if runtime > 0 and steps > 0 else 1 / rate
+        total = document.get("max_steps")
+        for item in history:
+            if "loss" not in item:
+                continue
+            row = {"step": cell_value(item.get("step")), "loss": cell_value(item["loss"])}
+            for name, column in (
+                ("grad_norm", "grad_norm"),
+                ("learning_rate", "learning_rate"),
+                ("num_input_tokens_seen", "consumed_tokens"),
+            ):
+                if name in item:
+                    row[column] = cell_value(item[name])
+            row["seconds"] = seconds
+            self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
+        job = self.out.job
+        if seconds > 0 and len(job.table):
+            less = f" less the {beside:,.0f} s of its evaluations" if beside else ""
+            job.note(f"The step time is the mean of the whole run{less}: no other was stored.")
+        each = document.get("train_batch_size")
+        if isinstance(each, int):
+            self.out.tell("micro_batch_size", each)
+        for name in ("tokens_per_second", "samples_per_second", "steps_per_second"):
+            if cell_value(whole.get(f"train_{name}")) > 0:
+                job.rates[name] = cell_value(whole[f"train_{name}"]) * factor
+                self.out.digits(name, "0.001", factor)  # as the trainer rounds
+        tokens_from_totals(job)
+        if whole:
+            self.out.end(Ending("completed", "the trainer kept its metrics of the whole run"))
+
+
+def _other_runtimes(history: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    """Yield the seconds of evaluations that a history states."""
+    for item in history:
+        for name, value in item.items():
+            if name.endswith("_runtime") and cell_value(value) > 0:
+                yield cell_value(value)
+
+
+class GoldenValues(JSONDialect):
+    """Megatron's ``golden_values*.json``: a series per metric, by step."""
+
+    name = "megatron-golden-values"
+    markers = ('"iteration-time"', '"iteration_timing_avg"', '"lm loss"')
+    signature = re.compile(r'"(?:iteration-time|lm loss)"\s*:\s*\{\s*"start_step"')
+    _COLUMNS: ClassVar = columns("megatron-golden-values")
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the series as rows of steps."""
+        rows: dict[int, dict[str, float]] = {}
+        for name, (column, scale) in self._COLUMNS.items():
+            series = document.get(name)
+            for step, value in _series(series) if isinstance(series, dict) else ():
+                missing = isinstance(value, str) and column != "loss"  # "nan": not recorded
+                if not missing:
+                    rows.setdefault(step, {}).setdefault(column, cell_value(value) * scale)
+        mean = cell_value(document.get("iteration_timing_avg"))
+        for step in sorted(rows):
+            if mean > 0:
+                rows[step].setdefault("seconds", mean)
+            self.out.step({"step": float(step), **rows[step]})
+        self.out.job.finished = bool(rows)
+
+
+def _series(series: Any) -> Iterator[tuple[int, Any]]:
+    """Yield steps and values of a series, whose values are a list or stand by their step."""
+    values = series.get("values")
+    if isinstance(values, dict):
+        for key, value in cast("dict[str, Any]", values).items():
+            if str(key).isdigit():
+                yield integer(str(key)), value
+    elif isinstance(values, list):
+        first, each = series.get("start_step"), series.get("step_interval")
+        start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
+        interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
+        for index, value in enumerate(cast("list[Any]", values)):
+            yield start + index * interval, value
+
+
+class Autotuning(JSONDialect):
+    """``metrics.json`` of an experiment of DeepSpeed's autotuner: one mean step, in ms."""
+
+    name = "deepspeed-autotuning"
+    markers = ('"latency"',)
+    signature = re.compile(
+        r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
+        r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
+    )
+    _SIZES: ClassVar = names("deepspeed-autotuning")
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the sizes and the step of an experiment."""
+        for name, item in flat(document):
+            ours = self._SIZES.get(name.rpartition("/")[2])
+            if ours and isinstance(item, int):
+                self.out.tell(ours, item)
+        row = {
+            "seconds": cell_value(document.get("latency")) / 1e3,
+            "samples_per_second": cell_value(document.get("throughput")),
+            "tflops_per_gpu": cell_value(document.get("FLOPS_per_gpu")) / 1e12,
+        }
+        if row["seconds"] > 0:
+            self.out.step(row)
+            self.out.job.finished = True
+
+
+_GB_IN_GIB = 1e9 / 2**30
+
+
+def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _numbers(document: dict[str, Any], *names: str) -> list[float]:
+    for name in names:
+        value = document.get(name)
+        if isinstance(value, list):
+            return [_number(item) for item in cast(list[Any], value)]
+    return []
+
+
+def _number(item: object) -> float:
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return MISSING
+    return float(item) if abs(item) < LARGEST else MISSING
+
+
+class TPrimat(JSONDialect):
+    """The means of the file leave out the first step only; its rates come from them."""
+
+    name = "tprimat"
+    markers = ("performance_metrics",)
+    signature = re.compile(r"\"(?:training_config|raw_step_times|step_times|gpu_info)\"\s*:")
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take one result."""
+        for section in ("training_config", "parallelism_config"):
+            for key, value in _section(document, section).items():
+                if key in _SIZES and isinstance(value, int) and value > 0:
+                    self.out.tell(_SIZES[key], value)
+        info = _section(document, "gpu_info")
+        if isinstance(info.get("device_name"), str):
+            self.out.job.details["device"] = str(info["device_name"])[:80]
+        times = _numbers(document, "step_times", "raw_step_times")
+        losses = _numbers(document, "loss_values")
+        rates = _numbers(document, "learning_rates")
+        for index, seconds in enumerate(times):
+            if not seconds > 0:
+                self.out.job.counts.broken_records += 1
+                continue
+            row = {"step": float(index + 1), "seconds": seconds}
+            if len(losses) == len(times):
+                row["loss"] = losses[index]
+            if len(rates) == len(times):
+                row["learning_rate"] = rates[index]
+            self.out.step(row, total=len(times))
+        for name, values in (("loss_values", losses), ("learning_rates", rates)):
+            if values and len(values) != len(times):
+                self.out.job.note(f"{name} has {len(values)} entries for {len(times)} steps.")
+        self._whole_run(document)
+
+    def _whole_run(self, document: dict[str, Any]) -> None:
+        metrics = _section(document, "performance_metrics")
+        for name in ("tokens_per_second", "tokens_per_second_per_gpu"):
+            value = _number(metrics.get(name))
+            if value > 0:
+                self.out.job.rates[name] = value
+        memory = _section(document, "memory_metrics")
+        for kind in ("allocated", "reserved"):
+            value = _number(memory.get(f"peak_memory_{kind}_gb"))
+            if value > 0:
+                self.out.job.details[f"peak_{kind}_gib"] = value * _GB_IN_GIB
+        if len(self.out.job.table):
+            self.out.job.finished = True
