@@ -128,7 +128,7 @@ def install_rotary_embedding() -> None:
     original = compiler.compile(getattr(theirs, "original", theirs), dynamic=False)
 
     def rotate(tensor: Tensor, angles: Tensor, *given: Any, mscale: float = 1.0, **how: Any) -> Any:
-        whole = tensor.shape[0] == angles.shape[0] and tensor.shape[-1] == angles.shape[-1]
+        whole = False and tensor.shape[0] == angles.shape[0] and tensor.shape[-1] == angles.shape[-1]
         if whole and mscale == 1.0 and not (any(given) or any(how.values())):
             return rotated(tensor, angles)
         return original(tensor, angles, *given, mscale=mscale, **how)

@@ -20,23 +20,18 @@ from scalebook.train.layers import fused
 from scalebook.train.world import distributed
 
 
-def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere.
-
-    Not by torch.logsumexp, which allows for infinite logits: torch's compiler makes one pass of the
-    maximum and the sum below, and two of that.
-    """
-    wide = logits.float()
-    picked = logits.gather(1, place.clamp(min=0).long().unsqueeze(1)).squeeze(1).float()
-    highest = wide.amax(1, keepdim=True)
-    total = (wide - highest).exp().sum(1, keepdim=True)
-    return (total.log() + highest).squeeze(1), torch.where(place >= 0, picked, 0.0)
+def _statistics(logits: Tensor, target: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere."""
+    picked = logits.gather(1, target.unsqueeze(1)).squeeze(1).float()
+    return torch.logsumexp(logits.float(), dim=1), torch.where(inside, picked, 0.0)
 
 
-def _gradient(logits: Tensor, log_sum: Tensor, place: Tensor, grad_output: Tensor) -> None:
+def _gradient(
+    logits: Tensor, log_sum: Tensor, target: Tensor, inside: Tensor, grad_output: Tensor
+) -> None:
     """Replace each logit by its gradient: softmax minus one at the target, times the loss's."""
-    columns = torch.arange(logits.shape[1], dtype=place.dtype, device=logits.device)
-    hit = columns == place.unsqueeze(1)
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    hit = (columns == target.unsqueeze(1)) & inside.unsqueeze(1)
     softmax = torch.exp(logits.float() - log_sum.unsqueeze(1))
     logits.copy_((softmax - hit.float()) * grad_output.unsqueeze(1))
 
@@ -49,26 +44,26 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         """Return the loss [tokens] in fp32; ``logits`` is [tokens, columns], labels [tokens]."""
         start = group.rank() * logits.shape[1]
         inside = (labels >= start) & (labels < start + logits.shape[1])
-        place = torch.where(inside, labels - start, -1).int()  # the target's column here
+        target = (labels - start).clamp(0, logits.shape[1] - 1)
         statistics = _compiled_statistics() if compiled else _statistics
-        log_sum, picked = statistics(logits, place)
+        log_sum, picked = statistics(logits, target, inside)
         if group.size() > 1:
             gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
             distributed.all_gather(gathered, log_sum, group=group)
             log_sum = torch.logsumexp(torch.stack(gathered), dim=0)
             distributed.all_reduce(picked, group=group)
         ctx.compiled = compiled
-        ctx.save_for_backward(logits, log_sum, place)
+        ctx.save_for_backward(logits, log_sum, target, inside)
         return log_sum - picked
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, written over them."""
-        logits, log_sum, place = ctx.saved_tensors
+        logits, log_sum, target, inside = ctx.saved_tensors
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
         replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
-        replace(logits, log_sum, place, grad_output)
+        replace(logits, log_sum, target, inside, grad_output)
         return logits, None, None, None
 
 
