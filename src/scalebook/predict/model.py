@@ -39,7 +39,7 @@ _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
-WRITTEN_BEFORE, HELD_BEFORE = 58, 46
+WRITTEN_BEFORE, HELD_BEFORE = 74, 57
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
