@@ -169,35 +169,6 @@ def test_the_swiglu_of_an_mlp_is_ours_where_it_has_no_bias(monkeypatch: pytest.M
     assert mlp.bias_swiglu_impl.original is original
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_the_rotary_embedding_and_its_gradient_are_megatrons(
-    monkeypatch: pytest.MonkeyPatch, interleaved: bool
-):
-    uncompiled(monkeypatch)
-    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
-    theirs = rope._apply_rotary_pos_emb_bshd
-    theirs = getattr(theirs, "original", theirs)
-    monkeypatch.setattr(rope, "_apply_rotary_pos_emb_bshd", theirs)
-    fused.install_rotary_embedding()
-    fused.install_rotary_embedding()  # of a second model
-    generator = torch.Generator().manual_seed(13)
-    angles = torch.randn(5, 1, 1, 4, generator=generator).repeat(1, 1, 1, 2)
-    heads = torch.randn(5, 2, 3, 8, generator=generator).requires_grad_()
-    grad = torch.randn(5, 2, 3, 8, generator=generator)
-    found = rope._apply_rotary_pos_emb_bshd(heads, angles, rotary_interleaved=interleaved)
-    assert hasattr(angles, "table") != interleaved
-    expected = theirs(heads, angles, rotary_interleaved=interleaved)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, heads, grad), torch.autograd.grad(expected, heads, grad)
-    )
-    narrow = angles[..., 2:6]  # part of a head is turned
-    torch.testing.assert_close(
-        rope._apply_rotary_pos_emb_bshd(heads, narrow, mscale=0.5),
-        theirs(heads, narrow, mscale=0.5),
-    )
-
-
 def test_a_norm_written_out_is_torchs():
     generator = torch.Generator().manual_seed(5)
     hidden, weight = (torch.randn(shape, generator=generator) for shape in ((4, 8), (8,)))

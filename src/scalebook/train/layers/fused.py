@@ -83,65 +83,11 @@ def compiled_in_place(function: Callable[..., Any], *, dynamic: bool | None = Fa
     return compiler.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
 
 
-def _rotate(tensor: Tensor, cos: Tensor, sin: Tensor, first: Tensor, second: Tensor) -> None:
-    """Write both halves of each head [..., dim / 2], turned by their angles."""
-    one, two = (half.float() for half in tensor.chunk(2, dim=-1))
-    first.copy_((one * cos - two * sin).reshape(first.shape))
-    second.copy_((two * cos + one * sin).reshape(second.shape))
-
-
-class _Rotation(torch.autograd.Function):
-    """Rotary embedding of heads [sequence, batch, heads, dim] by angles [sequence, 1, 1, dim / 2].
-
-    Sines and cosines are computed once for all layers, and both halves are written by one kernel:
-    torch's compiler makes of Megatron-Core's function one that computes both for each element.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, cos: Tensor, sin: Tensor, opposite: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, opposite)
-        return _turned(tensor, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _turned(grad_outputs[0], *ctx.saved_tensors), None, None, None
-
-
-def _turned(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    halves = turned.view(-1, tensor.shape[-1]).chunk(2, dim=-1)
-    compiled_in_place(_rotate)(tensor, cos, sin, *halves)
-    return turned
-
-
-def rotated(tensor: Tensor, angles: Any) -> Tensor:
-    """Return heads turned by ``angles`` [sequence, 1, 1, dim], the same for both halves."""
-    table = getattr(angles, "table", None)
-    if table is None:
-        half = angles.detach().chunk(2, dim=-1)[0].float()
-        table = half.cos(), half.sin(), -half.sin()
-        angles.table = table
-    function: Any = _Rotation
-    turned: Tensor = function.apply(tensor, *table)
-    return turned
-
-
-def install_rotary_embedding() -> None:
-    """Put ours in the place of Megatron-Core's for whole heads of two halves; compile the rest."""
+def compile_rotary_embedding() -> None:
+    """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
-    theirs = rope._apply_rotary_pos_emb_bshd
-    plain = getattr(theirs, "original", theirs)
     # Queries and keys differ in shape: for any shape, it would be compiled a third time.
-    original = compiled(plain, dynamic=False)
-
-    def rotate(tensor: Tensor, angles: Tensor, *given: Any, mscale: float = 1.0, **how: Any) -> Any:
-        whole = tensor.shape[0] == angles.shape[0] and tensor.shape[-1] == angles.shape[-1]
-        if whole and mscale == 1.0 and not (any(given) or any(how.values())):
-            return rotated(tensor, angles)
-        return original(tensor, angles, *given, mscale=mscale, **how)
-
-    rotate.original = plain  # pyright: ignore[reportFunctionMemberAccess]
-    rope._apply_rotary_pos_emb_bshd = rotate
+    rope._apply_rotary_pos_emb_bshd = compiled(rope._apply_rotary_pos_emb_bshd, dynamic=False)
 
 
 def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:

@@ -20,16 +20,9 @@ from scalebook.train.world import distributed
 
 
 def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere.
-
-    Not by torch.logsumexp, which allows for infinite logits: torch's compiler makes one pass of the
-    maximum and the sum below, and two of that.
-    """
-    wide = logits.float()
+    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere."""
     picked = logits.gather(1, place.clamp(min=0).long().unsqueeze(1)).squeeze(1).float()
-    highest = wide.amax(1, keepdim=True)
-    total = (wide - highest).exp().sum(1, keepdim=True)
-    return (total.log() + highest).squeeze(1), torch.where(place >= 0, picked, 0.0)
+    return torch.logsumexp(logits.float(), dim=1), torch.where(place >= 0, picked, 0.0)
 
 
 def _gradient(logits: Tensor, log_sum: Tensor, place: Tensor, grad_output: Tensor) -> None:
