@@ -65,6 +65,25 @@ def left_out(
     return found
 
 
+def groups_left_out(
+    rates: tuple[KnownRate, ...], probes: tuple[Probe, ...], key: Callable[[KnownRate], str]
+) -> list[Miss]:
+    """Predict the runs of each key from those of others, without their configurations."""
+    groups: defaultdict[str, list[KnownRate]] = defaultdict(list)
+    for rate in rates:
+        groups[key(rate)].append(rate)
+    found: list[Miss] = []
+    for name, group in groups.items():
+        own = {configuration(one.config, one.ran) for one in group}
+        others = [
+            one
+            for one in rates
+            if key(one) != name and configuration(one.config, one.ran) not in own
+        ]
+        found += [miss(predictor(one.config.platform, others, probes), one) for one in group]
+    return found
+
+
 def miss(made: Predictor, rate: KnownRate) -> Miss:
     """Compare a run with its prediction, options as they ran."""
     parts, deviation = made.step(rate.config, rate.shape, rate.ran)
@@ -208,6 +227,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     print(line("one configuration left out", every))
     print(line("of these, options on, bf16", [one for one in every if one.name in plain]))
+    nodes = groups_left_out(rates, probes, lambda one: one.node)
+    models = groups_left_out(rates, probes, lambda one: one.shape.name.partition("@")[0])
+    print(line("one node left out, with its configurations", nodes))
+    print(line("one model left out, at every depth", models))
     print(line("fitted on 1 GPU, predicting 2 and 4", one_device))
     print(line("from the probe only", untaught))
     print(line("published dense Megatron results on H100, never fitted", outside))

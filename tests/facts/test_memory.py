@@ -720,6 +720,9 @@ def test_low_precision_adds_two_copies_of_each_linear_weight(precision: str, cop
     linear = 4 * (49152 + 147456)
     assert (low.parameters - plain.parameters) * GIB == pytest.approx(copies * linear)
     assert replace(low, parameters=0) == replace(plain, parameters=0)
+    # kept in FP8 only, both copies take the two bytes of the weights
+    only = memory.estimate(shape, ALONE, **SIZES, precision=precision, fp8_primary_weights=True)
+    assert only.worst == plain
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def estimate(
     gradient_precision: str = "fp32",
     offload_layers: int = 0,
     mtp_layers: int = 0,
+    fp8_primary_weights: bool = False,
     attention: AttentionKernel = "fused",
     cross_entropy: CrossEntropy = "unfused",
     optimizer: OptimizerKernel = "fused",
@@ -145,6 +146,8 @@ def estimate(
     # FSDP keeps fp32 gradients whatever it adds up.
     halved = gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full"
     numbers, passing = _of_a_parameter(precision, optimizer, halved)
+    if fp8_primary_weights:  # both copies, and no weights in 16 bit
+        numbers = replace(numbers, copies=0.0)
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
     given = shape, parallelism, num_microbatches, numbers, recompute, work

@@ -44,12 +44,15 @@ class Estimate:
     log_rate: float
     half: float  # of the logarithm
     steps: int
+    devices: str = ""  # ids, separated by blanks; empty: not known
 
     @classmethod
-    def of(cls, rate: float, low: float, high: float, steps: int) -> Estimate:
+    def of(
+        cls, rate: float, low: float, high: float, steps: int, devices: str | None = None
+    ) -> Estimate:
         """Return the estimate of a rate with its interval; all are above zero."""
         half = max(math.log(high / rate), math.log(rate / low), 0.0)
-        return cls(math.log(rate), half, steps)
+        return cls(math.log(rate), half, steps, devices or "")
 
     @property
     def variance(self) -> float:
@@ -89,6 +92,47 @@ def _most_by_chance(freedom: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """What two sides may differ by: a variance of logarithms, and what it consists of."""
+
+    variance: float
+    freedom: float | None  # None: all of it is assumed
+    devices: float  # the part of it that further runs on the same devices leave
+    measured: Spread | None  # of single runs that nothing but a start tells apart
+
+
+def apart(
+    a: Sequence[Estimate], b: Sequence[Estimate], start_spread: float, device_spread: float
+) -> Apart:
+    """Return what two sides of nothing but other starts, on these nodes, may differ by.
+
+    A node is as fast for all its runs: repeats do not take its share away, the other side on the
+    same node does. Where each run had a node of its own, their scatter shows both.
+    """
+    sides, nodes = (a, b), dict[str, float]()
+    groups: dict[tuple[int, str], list[Estimate]] = {}
+    ids = [set(one.devices.split()) for side in sides for one in side]
+    for number, side in enumerate(sides):
+        for one in side:
+            own = set(one.devices.split())
+            same = [other for other in ids if own & other]  # of a node that runs use parts of
+            node = min(set[str]().union(*same), default=f"side {number}")
+            nodes[node] = nodes.get(node, 0.0) + (-1) ** number / len(side)
+            groups.setdefault((number, node), []).append(one)
+    devices = device_spread**2 * sum(share**2 for share in nodes.values())
+    split = list(groups.values())
+    if devices and len(nodes) == len(a) + len(b) > 2:
+        start_spread, devices, split = math.hypot(start_spread, device_spread), 0.0, sides
+    measured = spread(split, start_spread)
+    if measured is None:
+        own = sum((start_spread**2 + fmean(i.variance for i in one)) / len(one) for one in sides)
+        return Apart(own + devices, None, devices, None)
+    own = measured.variance * (1 / len(a) + 1 / len(b))
+    freedom = measured.freedom * (1 + devices / own) ** 2 if own else measured.freedom
+    return Apart(own + devices, freedom, devices, measured)
+
+
+@dataclass(frozen=True, slots=True)
 class Pooled:
     """The rate of a configuration over its repeats, with its 95 % interval."""
 
@@ -120,14 +164,17 @@ def start_spread(platform: str | None) -> float:
     return START_SPREAD_CPU if platform == "cpu" else START_SPREAD
 
 
-def between(start: float, other_devices: bool | None) -> float:
-    """Return a spread of starts, with that of devices at least where two sides ran on other ones.
+def between(start: float, assumed: float, other_devices: bool | None) -> tuple[float, float]:
+    """Return the spreads of starts and of devices for two sides; nodes say which devices count.
 
-    A measured one may be of repeats on several devices; what the environment states is for both.
+    A measured one may be of repeats on several devices: on the same ones what is ``assumed`` of
+    starts counts. What the environment states is for both.
     """
-    if not other_devices or os.environ.get(SPREAD_VARIABLE):
-        return start
-    return max(start, math.hypot(START_SPREAD, DEVICE_SPREAD))
+    if other_devices is None or os.environ.get(SPREAD_VARIABLE):
+        return start, 0.0
+    if not other_devices:
+        return min(start, assumed), DEVICE_SPREAD
+    return START_SPREAD, math.sqrt(max(start**2 - START_SPREAD**2, DEVICE_SPREAD**2))
 
 
 def read_spread(text: str) -> float:
@@ -157,7 +204,7 @@ def estimate(item: RunMetrics) -> Estimate | None:
     )
     if rate is None or low is None or high is None:
         return None
-    return Estimate.of(rate, low, high, item.steady_steps or 0)
+    return Estimate.of(rate, low, high, item.steady_steps or 0, item.device_ids)
 
 
 def of_configuration(rate: float, low: float, high: float, start: float) -> tuple[float, float]:

@@ -9,7 +9,15 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from scalebook.measure.intervals import student_quantile
-from scalebook.measure.metrics.repeats import START_SPREAD, WORTH, Z95, Estimate, spread
+from scalebook.measure.metrics.repeats import (
+    DEVICE_SPREAD,
+    START_SPREAD,
+    WORTH,
+    Z95,
+    Apart,
+    Estimate,
+    apart,
+)
 from scalebook.untrusted import html_table
 
 Word = Literal["faster", "slower", "cannot tell"]
@@ -87,61 +95,69 @@ def compare(
     b: Sequence[Estimate],
     *,
     start_spread: float = START_SPREAD,
+    device_spread: float = 0.0,
     level: float = 0.95,
 ) -> Verdict:
     """Return the verdict on two sets of runs, at least one run each.
 
     With repeats, the spread of runs around their side's mean, pooled over both sides, gives
     Student's interval, with ``start_spread`` as the prior: repeats never decide less often than
-    single runs. A single run per side shows nothing of starts: there it is assumed.
+    single runs. A single run per side shows nothing of starts: there it is assumed. What nodes
+    differ by, ``device_spread``, counts where the sides ran on other ones, repeats or not.
     """
     difference = fmean(item.log_rate for item in a) - fmean(item.log_rate for item in b)
-    half = _half(a, b, start_spread, level)
+    found = apart(a, b, start_spread, device_spread)
+    half = _quantile(found.freedom, level) * math.sqrt(found.variance)
     low, high = math.exp(difference - half), math.exp(difference + half)
     word: Word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
-    advice = _advice(a, b, difference, start_spread, level) if word == "cannot tell" else None
-    scattered = spread([a, b], start_spread)
-    measured = math.sqrt(scattered.variance) if scattered else None
+    assumed = math.hypot(start_spread, math.sqrt(found.devices / 2))
+    advice = None
+    if word == "cannot tell":
+        advice = _advice(a, b, abs(difference), start_spread, found=found, level=level)
+    measured = math.sqrt(found.measured.variance) if found.measured else None
     return Verdict(
         word,
         math.exp(difference),
         low,
         high,
         advice,
-        start_spread=start_spread,
+        start_spread=assumed,
         measured_spread=measured,
     )
 
 
-def _half(a: Sequence[Estimate], b: Sequence[Estimate], start: float, level: float) -> float:
-    """Return half the interval of the difference of logarithms."""
-    scattered = spread([a, b], start)
-    if scattered is None:
-        # Distances of independent estimates add as squares.
-        normal = NormalDist().inv_cdf(0.5 + level / 2)
-        wider = normal / Z95
-        return math.hypot(a[0].half * wider, b[0].half * wider, math.sqrt(2) * normal * start)
-    quantile = student_quantile(scattered.freedom, 0.5 + level / 2)
-    return quantile * math.sqrt(scattered.variance * (1 / len(a) + 1 / len(b)))
+def _quantile(freedom: float | None, level: float) -> float:
+    at = 0.5 + level / 2
+    return NormalDist().inv_cdf(at) if freedom is None else student_quantile(freedom, at)
 
 
 def _advice(
-    a: Sequence[Estimate], b: Sequence[Estimate], difference: float, start: float, level: float
+    a: Sequence[Estimate],
+    b: Sequence[Estimate],
+    size: float,
+    start: float,
+    *,
+    found: Apart,
+    level: float,
 ) -> str:
-    """Return how many more steps or repeats would decide a difference of the size seen."""
-    size = abs(difference)
+    """Return what would decide a difference of the size seen: steps, repeats, or one node."""
+    if _quantile(None, level) * math.sqrt(found.devices) >= size:
+        return (
+            f"Devices of one kind differ by about {100 * DEVICE_SPREAD:.2g} %, which repeats on "
+            "the same ones do not change: run both sides on one node."
+        )
     single = len(a) == len(b) == 1
-    if single and (steps := _more_steps(a[0], b[0], size, start, level)) is not None:
+    constant = 2 * start**2 + found.devices
+    if single and (steps := _more_steps(a[0], b[0], size, constant, level)) is not None:
         more = "step" if steps == 1 else "steps"
         return f"About {steps:,} more {more} per run would decide a difference of this size."
-    scattered = spread([a, b], start)
-    within = fmean(item.variance for item in (*a, *b))
+    scattered, within = found.measured, fmean(item.variance for item in (*a, *b))
     variance = scattered.variance if scattered else start**2 + within
     have = min(len(a), len(b))
     worth = scattered.freedom - (len(a) + len(b) - 2) if scattered else WORTH
     for repeats in range(have + 1, _MOST_REPEATS + 1):
         quantile = student_quantile(worth + 2 * repeats - 2, 0.5 + level / 2)
-        if quantile * math.sqrt(2 * variance / repeats) < size:
+        if quantile * math.sqrt(2 * variance / repeats + found.devices) < size:
             more = repeats - have
             runs = "repeat" if more == 1 else "repeats"
             return f"About {more} more {runs} per side would decide a difference of this size."
@@ -151,10 +167,10 @@ def _advice(
     )
 
 
-def _more_steps(a: Estimate, b: Estimate, size: float, start: float, level: float) -> int | None:
-    """Return how many steps more would decide; None if the spread of starts hides it."""
+def _more_steps(a: Estimate, b: Estimate, size: float, rest: float, level: float) -> int | None:
+    """Return how many steps more would decide; None if the ``rest`` of the variance hides it."""
     normal = NormalDist().inv_cdf(0.5 + level / 2)
-    room = size**2 - 2 * (normal * start) ** 2
+    room = size**2 - normal**2 * rest
     own = (a.half**2 + b.half**2) * (normal / Z95) ** 2
     if room <= 0 or min(a.steps, b.steps) < 1:
         return None

@@ -234,11 +234,12 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
         return GateCheck(name, "regression", words, *ids, None, changed)
     sides = ([run.record.environment for run in group.runs] for group in (now, before))
     starts = start_spread(text_of(now.runs[0].record.setting("platform")))
-    assumed = between(starts, identity.other_devices(*sides))
+    assumed, devices = between(starts, starts, identity.other_devices(*sides))
     verdict = compare(
         now.estimates,
         before.estimates,
         start_spread=assumed if limits.starts is None else limits.starts,
+        device_spread=devices if limits.starts is None else 0.0,
         level=limits.level,
     )
     return GateCheck(name, *_outcome(verdict, limits, now), *ids, verdict, changed)

@@ -108,7 +108,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             continue
         tokens.append(rate)
         clocks += [item.mean_clock_mhz] if item.mean_clock_mhz else []
-        steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, rate.steps))
+        steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, rate.steps, item.device_ids))
     records = tuple(run.record for run in runs)
     reason = " ".join(reasons) if reasons else None
     # an id may be a log's name, which two folders can have; a copy has the same times too
@@ -150,11 +150,12 @@ def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None
         return None, told or "A side has no interval."
     others = identity.other_devices(*([one.environment for one in side.records] for side in (a, b)))
     platforms = [side.records[0].setting("platform") if side.records else "" for side in (a, b)]
-    assumed = between(max(start_spread(text_of(name)) for name in platforms), others)
+    starting = max(start_spread(text_of(name)) for name in platforms)
+    spreads = between(starting, starting, others) if starts is None else (starts, 0.0)
     left, right = (a.steps, b.steps)
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
-    verdict = compare(left, right, start_spread=assumed if starts is None else starts)
+    verdict = compare(left, right, start_spread=spreads[0], device_spread=spreads[1])
     return replace(verdict, rate=_rate(a, b), other_devices=others), told
 
 

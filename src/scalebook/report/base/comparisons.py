@@ -40,7 +40,7 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, count, number, times
 from scalebook.report.base.stated import Stated
-from scalebook.report.base.versus import estimate_of, starts_of, unnumbered
+from scalebook.report.base.versus import estimate_of, spreads_of, unnumbered
 
 Row = Mapping[str, Any]
 MATCHED = "matched configuration"
@@ -82,7 +82,7 @@ class Pair:
         if not left or not right:
             return None
         sides = ([item.row for item in side] for side in (self.a, self.b))
-        return compare(left, right, start_spread=starts_of(*sides))
+        return compare(left, right, **spreads_of(*sides))
 
     @property
     def source(self) -> str:

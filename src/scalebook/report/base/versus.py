@@ -112,13 +112,15 @@ def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:
     left, right = a.estimates, b.estimates
     if not left or not right:
         return None
-    return compare(left, right, start_spread=starts_of(a.runs, b.runs))
+    return compare(left, right, **spreads_of(a.runs, b.runs))
 
 
-def starts_of(a: Sequence[Row], b: Sequence[Row]) -> float:
-    """Return the spread of starts of two sides, the largest of their platforms', with devices'."""
-    starts = (row.get("start_spread") or start_spread(row["platform"]) for row in (*a, *b))
-    return between(max(starts), other_devices(a, b))
+def spreads_of(a: Sequence[Row], b: Sequence[Row]) -> dict[str, float]:
+    """Return the spreads of starts and devices of two sides, the largest of their platforms'."""
+    assumed = max(start_spread(row["platform"]) for row in (*a, *b))
+    starts = max(row.get("start_spread") or assumed for row in (*a, *b))
+    found = between(starts, assumed, other_devices(a, b))
+    return dict(zip(("start_spread", "device_spread"), found, strict=True))
 
 
 def estimate_of(row: Row) -> Estimate | None:
@@ -129,7 +131,7 @@ def estimate_of(row: Row) -> Estimate | None:
         return None
     # the ends are of all GPUs, the rate may be per GPU
     ends = (rate * low / total, rate * high / total)
-    return Estimate.of(rate, *ends, row.get("steady_steps") or 0)
+    return Estimate.of(rate, *ends, row.get("steady_steps") or 0, row.get("device_ids"))
 
 
 def best_of(rows: Sequence[Row]) -> Configuration:
