@@ -1509,3 +1509,46 @@ def test_torchtune_once_printed_memory_in_bytes(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("".join(line.format(n=n, loss=9 - n, size=n * 2**31) for n in (1, 2, 3)))
     assert logs.read(path).jobs[0].table.values("allocated_gib") == [2.0, 4.0, 6.0]
+
+
+def test_nemo_without_a_timing_still_prints_losses(tmp_path):
+    line = "Training epoch 0, iteration {n}/9 | lr: 0.001 | global_batch_size: 8 | global_step: {n}"
+    text = "".join(line.format(n=n) + f" | reduced_train_loss: {9 - n}.5\n" for n in range(3))
+    found = read(tmp_path, text + line.format(n=3) + " | reduced_train_loss: 6")
+    assert told(found, "n_records", "last_step", "loss_last") == (3, 2, 7.5)
+    assert found["step_seconds_median"] is None
+
+
+def test_verl_may_break_off_before_its_times(tmp_path):
+    line = (
+        "`(main_task pid=7) step:5 - actor/pg_loss:0.250 - actor/lr:0.000 - prom\npt_length/min:5"
+    )
+    found = read(tmp_path, line + " - timing_s/gen:62.0 - timing_s/s")
+    assert told(found, "n_records", "first_step", "loss_first") == (1, 5, 0.25)
+    assert found["step_seconds_median"] is None
+
+
+def test_a_bar_that_is_drawn_twice_a_step_shows_its_own_loss_the_second_time(tmp_path):
+    bar = "Epoch 0: 6%|# | {n}/18 [00:0{n}<00:18,  1.00s/it, loss={loss}]\r"
+    text = bar.format(n=1, loss=9.5)
+    for n in (2, 3, 4):
+        text += bar.format(n=n, loss=11.5 - n) + bar.format(n=n, loss=10.5 - n)
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "loss_first", "loss_last") == (4, 9.5, 6.5)
+
+
+def test_a_bar_that_ended_before_the_first_record_is_not_that_of_the_training(tmp_path):
+    bars = " 67%|###| 2/3 [00:01<00:00,  1.68it/s]\n"
+    bars += "".join(f" 32%|# | {n}/873 [25:{n - 260}<46:00,  5.00s/it]\n" for n in (281, 282, 283))
+    entry = "{'loss': 0.5, 'learning_rate': 0.001, 'epoch': 0.97}\n"
+    behind = " 33%|# | 284/873 [25:49<45:20,  4.62s/it]\n"
+    assert told(read(tmp_path, bars + entry + behind), "n_records", "first_step") == (1, 283)
+
+
+def test_olmo_prints_memory_in_millions_of_bytes(tmp_path):
+    line = (
+        "[step={n}/9,epoch=0]\n    train/CrossEntropyLoss=2.5\n    System/Peak GPU Memory (MB)={m}"
+    )
+    path = tmp_path / "a.log"
+    path.write_text("".join(line.format(n=n, m="1,073.741824") + "\n" for n in (1, 2)))
+    assert logs.read(path).jobs[0].table.values("allocated_gib") == [1.0, 1.0]

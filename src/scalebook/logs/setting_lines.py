@@ -80,7 +80,7 @@ _PARTIAL = re.compile(
     r"|\b(?i:use_lora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
     r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
     r"|\bTrainable parameters: (?!100)[\d.]+% \(|\bSaving LoRA weights"
-    r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting) LoRA)"
+    r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting|Setting up) LoRA)"
 )
 _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")

@@ -76,6 +76,8 @@ class ProgressBars:
         """Take a state of the progress bar, if it is that of the training."""
         if self.total is None and _NAMED_BAR.search(line):
             return
+        if not self.records and total > (self.total or 0) <= (self.last_bar or -1) + 1:
+            self.total, self.elapsed = None, {}  # that was another bar, which came to its end
         self.total = self.total or total
         if total != self.total:  # the bar of an evaluation
             return

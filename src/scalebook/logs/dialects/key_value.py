@@ -175,7 +175,13 @@ class Verl(LineDialect):
     """``step:12 - actor/loss:.. - perf/throughput:.. - timing_s/step:..``: rates of a GPU."""
 
     name = "verl"
-    markers = ("timing_s/step:", "perf/throughput:", "perf/time_per_step:", "train/loss:")
+    markers = (
+        "timing_s/step:",
+        "perf/throughput:",
+        "perf/time_per_step:",
+        "train/loss:",
+        "actor/pg_loss:",
+    )
     signature = re.compile(r"\bstep:\d+ - [\w/@.-]+:\S+ - ")
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
@@ -270,7 +276,8 @@ class OLMoCore(LineDialect):
         pair = self._PAIR.search(line) if self._row else None
         if pair is None or self.cut:
             return pair is not None
-        self._row.setdefault(*cell(self._COLUMNS[pair[1]], number(pair[2]), "%"))
+        unit = "mb" if "(MB)" in pair[1] else "%"
+        self._row.setdefault(*cell(self._COLUMNS[pair[1]], number(pair[2]), unit))
         return True
 
     def _emit(self) -> None:
@@ -349,7 +356,9 @@ class Pairs(LineDialect):
             return True
         if loss and (bar := bar_state(line)) and bar[0] == row.get("step"):
             self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
-            if self._ahead and bar[0] in (0, self._bar):
+            if bar[0] == self._bar and not self._ahead:  # drawn first with the loss before
+                self.out.job.table.amend("loss", row["loss"])
+            if bar[0] == self._bar or (self._ahead and bar[0] == 0):
                 return True
             self._bar = bar[0]
         self._columns_before = set(row)

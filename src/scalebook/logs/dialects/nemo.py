@@ -33,13 +33,13 @@ class NeMo2(LineDialect):
     _RECORD = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|")
 
     def line(self, line: str) -> bool:
-        """Take a record whose step time is complete."""
+        """Take a record whose step time, or whose loss where it prints none, is complete."""
         found = self._RECORD.search(line) if "Training epoch" in line else None
         if found is None:
             return False
         fields = line[found.end() :].split("|")
         row = _read(fields[:-1] if self.cut else fields, ":")
-        if not row.get("seconds", -1) > 0:
+        if not row.get("seconds", -1) > 0 and (self.cut or "loss" not in row):
             self.out.job.counts.broken_records += 1
             return True
         row.setdefault("step", float(found[1]))
