@@ -12,7 +12,7 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import LARGEST_DOCUMENT, JSONDialect
 from scalebook.logs.dialects.rows import Rows, cell_value, cells_of, flat, is_record, tell
-from scalebook.logs.numbers import MISSING, columns, integer, names
+from scalebook.logs.numbers import columns, integer, names
 from scalebook.logs.pairs import tokens_from_totals
 from scalebook.logs.source import CHUNK_BYTES, LONGEST_LINE, Source
 
@@ -175,19 +175,11 @@ class TrainerState(JSONDialect):
         rate = cell_value(whole.get("train_steps_per_second")) * factor
         seconds = runtime / factor / steps if runtime > 0 and steps > 0 else 1 / rate
         total = document.get("max_steps")
+        rows = Rows()
         for item in history:
-            if "loss" not in item:
-                continue
-            row = {"step": cell_value(item.get("step")), "loss": cell_value(item["loss"])}
-            for name, column in (
-                ("grad_norm", "grad_norm"),
-                ("learning_rate", "learning_rate"),
-                ("num_input_tokens_seen", "consumed_tokens"),
-            ):
-                if name in item:
-                    row[column] = cell_value(item[name])
-            row["seconds"] = seconds
-            self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
+            if "loss" in item:
+                row = {**rows.row(item), "seconds": seconds}
+                self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
         job = self.out.job
         if seconds > 0 and len(job.table):
             less = f" less the {beside:,.0f} s of its evaluations" if beside else ""
@@ -282,27 +274,8 @@ class Autotuning(JSONDialect):
 _GB_IN_GIB = 1e9 / 2**30
 
 
-def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
-    value = document.get(name)
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
-
-
-def _numbers(document: dict[str, Any], *names: str) -> list[float]:
-    for name in names:
-        value = document.get(name)
-        if isinstance(value, list):
-            return [_number(item) for item in cast(list[Any], value)]
-    return []
-
-
-def _number(item: object) -> float:
-    if isinstance(item, bool) or not isinstance(item, int | float):
-        return MISSING
-    return float(item) if abs(item) < LARGEST else MISSING
-
-
 class TPrimat(JSONDialect):
-    """The means of the file leave out the first step only; its rates come from them."""
+    """TPrimat's result, in both schemas: its rates are of means that leave out the first step."""
 
     name = "tprimat"
     markers = ("performance_metrics",)
@@ -310,41 +283,30 @@ class TPrimat(JSONDialect):
 
     def document(self, document: dict[str, Any]) -> None:
         """Take one result."""
-        for section in ("training_config", "parallelism_config"):
-            for key, value in _section(document, section).items():
-                if key in _SIZES and isinstance(value, int) and value > 0:
-                    self.out.tell(_SIZES[key], value)
-        info = _section(document, "gpu_info")
-        if isinstance(info.get("device_name"), str):
-            self.out.job.details["device"] = str(info["device_name"])[:80]
-        times = _numbers(document, "step_times", "raw_step_times")
-        losses = _numbers(document, "loss_values")
-        rates = _numbers(document, "learning_rates")
+        cells, job = dict(flat(document)), self.out.job
+        told = ("training_config/", "parallelism_config/", "gpu_info/device_name")
+        tell(self.out, {_named(n): item for n, item in cells.items() if n.startswith(told)})
+        times = _numbers(cells.get("step_times") or cells.get("raw_step_times"))
+        beside = {"loss": "loss_values", "learning_rate": "learning_rates"}
+        lists = {column: _numbers(cells.get(name)) for column, name in beside.items()}
         for index, seconds in enumerate(times):
-            if not seconds > 0:
-                self.out.job.counts.broken_records += 1
-                continue
-            row = {"step": float(index + 1), "seconds": seconds}
-            if len(losses) == len(times):
-                row["loss"] = losses[index]
-            if len(rates) == len(times):
-                row["learning_rate"] = rates[index]
-            self.out.step(row, total=len(times))
-        for name, values in (("loss_values", losses), ("learning_rates", rates)):
-            if values and len(values) != len(times):
-                self.out.job.note(f"{name} has {len(values)} entries for {len(times)} steps.")
-        self._whole_run(document)
-
-    def _whole_run(self, document: dict[str, Any]) -> None:
-        metrics = _section(document, "performance_metrics")
+            row = {column: of[index] for column, of in lists.items() if len(of) == len(times)}
+            if seconds > 0:
+                row |= {"step": float(index + 1), "seconds": seconds}
+                self.out.step(row, total=len(times))
+            else:
+                job.counts.broken_records += 1
+        for column, of in lists.items():
+            if of and len(of) != len(times):
+                job.note(f"{beside[column]} has {len(of)} entries for {len(times)} steps.")
         for name in ("tokens_per_second", "tokens_per_second_per_gpu"):
-            value = _number(metrics.get(name))
-            if value > 0:
-                self.out.job.rates[name] = value
-        memory = _section(document, "memory_metrics")
+            if (value := cell_value(cells.get(f"performance_metrics/{name}"))) > 0:
+                job.rates[name] = value
         for kind in ("allocated", "reserved"):
-            value = _number(memory.get(f"peak_memory_{kind}_gb"))
-            if value > 0:
-                self.out.job.details[f"peak_{kind}_gib"] = value * _GB_IN_GIB
-        if len(self.out.job.table):
-            self.out.job.finished = True
+            if (value := cell_value(cells.get(f"memory_metrics/peak_memory_{kind}_gb"))) > 0:
+                job.details[f"peak_{kind}_gib"] = value * _GB_IN_GIB
+        job.finished = bool(len(job.table))
+
+
+def _numbers(value: object) -> list[float]:
+    return list(map(cell_value, cast("list[Any]", value))) if isinstance(value, list) else []
