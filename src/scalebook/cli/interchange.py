@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 TABLES = ("csv", "parquet")
 # Settings that a log may lack and the user may supply, beside model, platform and engine.
-_OF_GROUP = (name for name in named("group") if name not in ("model", "platform", "engine"))
-_SUPPLIED = (*_OF_GROUP, "nodes", *named("size"), *PARALLEL_SIZES)
+_SUPPLIED = (
+    *(name for name in named("group") if name not in ("model", "platform", "engine")),
+    *("nodes", *named("size"), *PARALLEL_SIZES),
+)
 
 
 def register(subparsers: Subparsers) -> None:
