@@ -23,7 +23,7 @@ from scalebook.cli.terminal import (
     run_directory,
     step_window,
 )
-from scalebook.settings import PARALLEL_SIZES, named
+from scalebook.settings import PARALLEL_SIZES, SETTINGS, named
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from scalebook.trackers import Target
 
 TABLES = ("csv", "parquet")
-# Settings that a log may lack and the user may supply, beside model, platform and engine.
-_OF_GROUP = (name for name in named("group") if name not in ("model", "platform", "engine"))
-_SUPPLIED = (*_OF_GROUP, "nodes", *named("size"), *PARALLEL_SIZES)
+# Settings that a log may lack and the user may supply, beside the model and the software.
+_SUPPLIED = (
+    *(n for n in named("group") if n != "model" and SETTINGS[n].kind != "software"),
+    *("nodes", *named("size"), *PARALLEL_SIZES),
+)
 
 
 def register(subparsers: Subparsers) -> None:

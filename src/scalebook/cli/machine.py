@@ -215,8 +215,8 @@ def image(options: argparse.Namespace) -> int:
             offline=wheels is not None,
         )
         if not options.source and host.image_digest(wanted.base) is None:
-            how = f"Pin it: scalebook image --platform {options.platform} --pin"
-            how = "Name it by digest (NAME@sha256:...)." if options.base_image else how
+            pin = f"Pin it: scalebook image --platform {options.platform} --pin"
+            how = "Name it by digest (NAME@sha256:...)." if options.base_image else pin
             note = f"note: the base {wanted.base} is named by a tag, which can move. {how}"
             print(note, file=sys.stderr)
         if options.dry_run:
