@@ -70,6 +70,7 @@ def test_records_of_one_step_in_several_rows_are_one_and_no_restart(tmp_path):
 
 def test_two_losses_of_one_step_are_not_put_together(tmp_path):
     rows = [{"step": n, "loss": loss} for n, loss in ((1, 5.0), (2, 4.0), (2, 3.0), (3, 2.0))]
+    rows[2]["lr"] = 0.5
     [found] = ingested(tmp_path, lines(rows))
     assert found["not_used"]["other_rank_records"] == 1
 
@@ -88,7 +89,11 @@ STEPS = [{"step": n, "loss": 9.0 - n, "step_time": 0.5 * n} for n in range(1, 6)
     "document",
     [
         STEPS,
-        {"config": {"lr": 1}, "steps": STEPS, "eval_steps": [{"step": 5, "loss": 1.0}]},
+        {
+            "config": {"lr": 1},
+            "steps": STEPS,
+            "eval_steps": [{"step": n, "loss": 1.0} for n in (1, 3, 5)],
+        },
         {"run": {"metrics": STEPS}},
         {str(n): {"loss": 9.0 - n, "step_time": 0.5 * n} for n in range(1, 6)} | {"alloc": 7.5},
         {"steps": [1, 2, 3, 4, 5], "losses": [8, 7, 6, 5, 4], "step_times": [0.5, 1, 1.5, 2, 2.5]},
