@@ -19,7 +19,7 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.config import RunConfig
-from scalebook.facts import catalog, communication
+from scalebook.facts import catalog, traffic
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.flops import flops_per_token
 from scalebook.measure.anatomy import Breakdown
@@ -1020,7 +1020,7 @@ def test_what_a_log_says_of_sequence_parallelism_counts_for_elementwise_kernels(
 
     shape, rate = healthy.shape, healthy.metrics.tokens_per_second_per_gpu
     replicated = (
-        communication.layer_values(shape, tensor=8, replicated=r, moe=False) for r in (1, 1 / 8)
+        traffic.layer_values(shape, tensor=8, replicated=r, moe=False) for r in (1, 1 / 8)
     )
     whole, eighth = (sum(values) for values in replicated)
     less = 2 * (whole - eighth) * shape.num_layers * 8 * rate / 4.8e12  # bytes/s of an H200

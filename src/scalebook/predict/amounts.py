@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from scalebook.config import RunConfig
-from scalebook.facts import communication
+from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.flops.parameters import mla_up_elements
@@ -398,10 +398,8 @@ class _Job:
         tensor, hidden = config.tensor_parallel_size, shape.hidden_size * self.replicated
         rotary = (shape.num_attention_heads + shape.num_query_groups) * shape.head_dim / tensor
         share = self.replicated
-        wide = communication.mlp_width(shape, tensor, share, moe=moe)
-        forward, backward = communication.layer_values(
-            shape, tensor=tensor, replicated=share, moe=moe
-        )
+        wide = traffic.mlp_width(shape, tensor, share, moe=moe)
+        forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
         values = forward + backward
         values += forward * config.again(shape.num_layers)
         modules = set(config.recomputation.modules)
@@ -525,9 +523,7 @@ class _Job:
         kind = "gemm" if self.product_kind == "gemm_fp8" else self.product_kind
         found = {
             kind: 6 * logits * shape.hidden_size / self.machine.flops(name),
-            "elementwise": communication.LOGIT_BYTES
-            * logits
-            / self.machine.memory_bytes_per_second,
+            "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
             found["fused_cross_entropy_off"] = 32 * logits / self.machine.memory_bytes_per_second

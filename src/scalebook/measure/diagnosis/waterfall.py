@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scalebook.facts import communication
+from scalebook.facts import traffic
 from scalebook.facts.flops import attention_width
 from scalebook.facts.flops.conventions import flop_parts
 from scalebook.measure.diagnosis.evidence import Basis, Evidence, percent
@@ -228,8 +228,8 @@ def _elementwise(found: Evidence) -> tuple[float | None, Basis, str | None]:
         return None, "computed", "The sizes of the layers or the memory's bandwidth are not known."
     tensor = layout.tensor_parallel_size
     replicated = 1 / tensor if layout.sequence_parallel else 1.0
-    values = sum(communication.layer_values(shape, tensor=tensor, replicated=replicated, moe=False))
-    size = 2 * values * shape.num_layers + communication.LOGIT_BYTES * shape.vocab_size / tensor
+    values = sum(traffic.layer_values(shape, tensor=tensor, replicated=replicated, moe=False))
+    size = 2 * values * shape.num_layers + traffic.LOGIT_BYTES * shape.vocab_size / tensor
     if tensor > 1 and found.record.is_on("sequence_parallel") is None:
         return None, "computed", "The run does not say whether it had sequence parallelism."
     return rate * tensor * size / (1e12 * bandwidth), "computed", None
