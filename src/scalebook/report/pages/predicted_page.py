@@ -202,7 +202,7 @@ def missing(probes: tuple[Probe, ...]) -> Fragment:
 
 
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
-MOST_CONFIGURATIONS = 150
+MOST_CONFIGURATIONS = 200
 SHOWN = 14  # rows of a figure
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 # What a reader tells apart in a step; every other kind of work is "other".
