@@ -17,7 +17,7 @@ from scalebook.predict import predictor, slower_than_parts
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, belief, machine
-from scalebook.predict.known import KnownRate, _around, configuration, layout, narrowest
+from scalebook.predict.known import KnownRate, _around, _node, configuration, layout, narrowest
 from scalebook.predict.model import _suspect
 from scalebook.record import StepRecord
 
@@ -474,6 +474,37 @@ def test_a_run_is_slower_by_its_time_over_that_of_its_parts() -> None:
     assert found["low"] == pytest.approx(math.exp(-1.645 * wide) - 1)
     assert (found["measured_seconds"], found["runs"]) == (2.04, 2)
     assert slower_than_parts(runs[1], [runs[1]], ()) is None
+
+
+def test_a_run_is_compared_with_its_parts_on_its_own_node() -> None:
+    runs = [replace(known(f"{node}{n}", slower * (2.0 + n / 50), micro_batch_size=n), node=node)
+            for node, slower in (("a", 1.0), ("b", 1.04)) for n in (1, 2, 4)]  # fmt: skip
+    odd = replace(known("odd", 1.04 * 2.16, micro_batch_size=8), node="b")
+    there = slower_than_parts(odd, [*runs, odd], ())
+    elsewhere = slower_than_parts(replace(odd, node=""), [*runs, odd], ())
+    assert there is not None and elsewhere is not None
+    # a node 4 % slower than the other is 2 % slower than both, less what three runs leave open
+    slower = there["predicted_seconds"] / elsewhere["predicted_seconds"] - 1
+    assert slower == pytest.approx(0.02 / (1 + 0.016**2 / 3 / 0.012**2), rel=0.1)
+    assert there["high"] < elsewhere["high"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "node"),
+    [
+        ({"device_ids": "1a 2b"}, "1a"),
+        ({}, "c0ffee 2026-11-29 2 NVIDIA H200"),
+        ({"git_commit": None}, ""),
+    ],
+)
+def test_runs_are_of_one_node_by_its_first_device_or_by_commit_and_day(
+    changes: dict[str, Any], node: str
+) -> None:
+    ran = {"git_commit": "c0ffee", "accelerator": "NVIDIA H200", "accelerators_per_node": 2}
+    record: Any = SimpleNamespace(environment=ran | changes, started_at="2026-11-29T21:28:14+00:00")
+    assert _node(record) == node
+    record.started_at = None
+    assert _node(record) == (node if "device_ids" in changes else "")
 
 
 @pytest.mark.parametrize(
