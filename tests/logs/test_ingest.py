@@ -344,7 +344,7 @@ def test_printed_tflops_are_kept_where_nothing_can_be_counted_beside_them(tmp_pa
     tflops = one(path)["tflops"]
     assert tflops["logged"] == 510.0  # the median without the first record
     assert tflops["recounted"] is None
-    assert "sequence_length" in tflops["reason"]
+    assert "sequence length" in tflops["reason"]
 
 
 def test_the_convention_that_gives_the_printed_tflops_is_named(tmp_path):
@@ -591,9 +591,7 @@ def test_a_batch_that_grows_changes_no_rate_and_makes_no_remark(tmp_path):
     assert run.summary["tokens_per_second_per_gpu_median"] == pytest.approx(2048)
     assert run.summary["tokens_per_second_per_gpu"] == pytest.approx(2048)
     assert measure(read_run(run.path)).tokens_per_second_per_gpu == pytest.approx(2048)
-    assert run.summary["warnings"] == [
-        "global_batch_size changes from 16 to 32; 16 is the most common."
-    ]
+    assert run.summary["warnings"] == ["The global batch size changes from 16 to 32; most are 16."]
 
 
 def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
@@ -834,7 +832,7 @@ def test_two_values_of_one_setting_are_shown_and_neither_is_used(tmp_path):
     path = write(tmp_path / "a.log", sizes, line(1), line(2))
     found = one(path)
     assert found["sequence_length"] is None
-    said = "The file gives sequence_length as 1024 and as 4096: none is used."
+    said = "The file gives the sequence length as 1024 and as 4096: none is used."
     assert any(said in warning for warning in found["warnings"])
     assert one(path, sequence_length=4096)["sequence_length"] == 4096
 
@@ -1408,7 +1406,7 @@ def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"vocab_size": None}, "does not state vocab_size."),
+        ({"vocab_size": None}, "does not state vocab size."),
         ({"multi_latent_attention": True}, "multi-latent attention"),
         ({"swiglu": None}, "whether the MLP is gated"),
     ],

@@ -182,7 +182,7 @@ def test_a_size_that_changes_on_the_way_is_the_most_common_with_a_note():
     rows = [{"global_batch_size": value} for value in (8.0, 16.0, 16.0, 32.0, 0.0)]
     known = log_config.observe(job_of(*rows))
     assert (known.size("global_batch_size"), known.provenance["global_batch_size"]) == (16, "told")
-    assert known.notes == ["global_batch_size changes from 8 to 32; 16 is the most common."]
+    assert known.notes == ["The global batch size changes from 8 to 32; most are 16."]
     assert log_config.observe(job_of(*rows[1:3])).notes == []
     assert log_config.observe(job_of({"global_batch_size": 0.5})).values == {}
     assert log_config.observe(job_of({"global_batch_size": 1.0})).size("global_batch_size") == 1
@@ -279,9 +279,9 @@ def test_no_convention_fits_what_is_further_than_two_percent_from_all(factor, fi
     ("told", "reason"),
     [
         ({"trained": "lora"}, "Not all weights were trained, or it is unknown which (lora)."),
-        ({"world_size": None}, "cannot be computed: world_size not known."),
+        ({"world_size": None}, "cannot be computed: world size not known."),
         ({"sequence_length": None, "world_size": None},
-         "cannot be computed: sequence_length, world_size not known."),
+         "cannot be computed: sequence length, world size not known."),
         ({"model": None}, "The log names no model"),
     ],
 )  # fmt: skip
@@ -328,7 +328,7 @@ def test_a_summary_that_its_steps_contradict_is_said_with_both(printed, said):
     job = job_of(rates={"tokens_per_second": printed, "tokens_per_second_per_gpu": 25.0})
     found = rates._summary_rates(job, numbers)
     assert found == (
-        [f"The file's own summary says {printed:.0f} tokens_per_second, {printed / 100:.3g} times "
+        [f"The file's own summary says {printed:.0f} tokens per second, {printed / 100:.3g} times "
          "what its steps give (100): the steps count."] if said else []
     )  # fmt: skip
     assert rates._summary_rates(job, None) == []
@@ -379,7 +379,7 @@ def test_restarts_and_printed_rates_are_remarked_on_behind_the_notes_of_the_dial
     known.notes.append("b")
     assert rates.warnings_of(job, known, None) == [
         "a", "b",
-        "Printed samples_per_second is 4 times what batch, sequence length and step time give"
+        "Printed samples per second is 4 times what batch, sequence length and step time give"
         "; this is the number of GPUs: a figure of one GPU against one of the job.",
         "2 restart(s); 30 record(s) were repeated and the last attempt was kept.",
     ]  # fmt: skip

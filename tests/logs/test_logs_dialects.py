@@ -1413,6 +1413,8 @@ def test_a_time_without_a_unit_is_in_milliseconds_where_the_clock_says_so(tmp_pa
         "The step time has no unit. By the time stamps it is in milliseconds." in found["warnings"]
     )
     assert read(tmp_path, text.replace("dt=1000.0", "dt=1.0"))["step_seconds_median"] == 1.0
+    assert read(tmp_path, text.replace("dt=1000.0", "dt=200.0"))["step_seconds_median"] == 0.2
+    assert read(tmp_path, text.replace(" dt=1000.0", ""))["step_seconds_median"] is None
 
 
 def test_a_bar_at_zero_with_a_loss_shows_the_loss_of_the_step_to_come(tmp_path):
@@ -1487,6 +1489,7 @@ def test_a_time_that_mlperf_prints_of_a_block_is_of_its_last_step(tmp_path):
     text = mllog(0, "global_batch_size", 8) + mllog(0, "run_start", None)
     for n in range(1, 7):
         text += mllog(n * 10_000, "tracked_stats", {"train_loss": 9.5 - n}, samples_count=n * 80)
+        text += mllog(n * 10_000, "tracked_stats", {"train_loss": 99.5}, samples_count=-1 + n)
         if n % 2 == 0:
             text += mllog(
                 n * 10_000 + 1, "tracked_stats", {"train_step_time": 1.25}, samples_count=160
@@ -1552,3 +1555,10 @@ def test_olmo_prints_memory_in_millions_of_bytes(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("".join(line.format(n=n, m="1,073.741824") + "\n" for n in (1, 2)))
     assert logs.read(path).jobs[0].table.values("allocated_gib") == [1.0, 1.0]
+
+
+def test_memory_under_a_name_that_ends_in_mb_is_in_mib(tmp_path):
+    entry = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1.0, "
+    path = tmp_path / "a.log"
+    path.write_text(entry + "'total_peak_memory_allocated_MB': 2048.0}\n")
+    assert logs.read(path).jobs[0].table.values("allocated_gib") == [2.0]

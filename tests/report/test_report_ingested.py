@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_recounted_says_why(tmp_path: Path) -> None:
     data = load(tmp_path / "runs")
     assert "None of these logs has enough" in words(throughput_page.ingested_overview(data).html)
     shown = words(throughput_page.ingested_table(data).html)
-    assert "No count of ours: The log names no model and does not state hidden_size" in shown
+    assert "No count of ours: The log names no model and does not state hidden size" in shown
 
 
 @pytest.mark.parametrize(

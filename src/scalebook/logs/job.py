@@ -42,6 +42,11 @@ COLUMNS = [
 ]
 
 
+def in_words(name: str) -> str:
+    """Return a setting or a rate as readers call it."""
+    return name.replace("_", " ").replace("gpu", "GPU")
+
+
 class ColumnTable:
     """Rows of optional numbers; a column exists once a row has had a value for it."""
 
@@ -184,9 +189,9 @@ class Job:
             if len(values) < 2:
                 continue
             self.settings.pop(name, None)
-            said = " and as ".join(map(str, values[:5]))
+            said = f"{in_words(name)} as " + " and as ".join(map(str, values[:5]))
             option = "gpus" if name == "world_size" else name.replace("_", "-")
-            self.note(f"The file gives {name} as {said}: none is used. Say which with --{option}.")
+            self.note(f"The file gives the {said}: none is used. Say which with --{option}.")
 
     def drop_repeats(self) -> None:
         """Keep only the last attempt of every step."""

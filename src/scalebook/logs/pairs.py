@@ -84,7 +84,7 @@ def by_the_clock(job: Job) -> None:
     if usual is None or len(job.attempts) > 1:
         return
     span, count = clock[-1] - clock[0], steps[-1] - steps[0]
-    if span >= 5 and count > 0 and 600 < usual / (span / count) < 1500:
+    if span >= 5 and count > 0 and 100 < usual / (span / count) < 1500:
         table.set_column("seconds", [value * 1e-3 for value in table.column("seconds")])
         job.note("The step time has no unit. By the time stamps it is in milliseconds.")
 

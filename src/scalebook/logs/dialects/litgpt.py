@@ -23,10 +23,7 @@ class LitGPT(LineDialect):
     signature = re.compile(
         r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?m?s\b"
     )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = -1
+    _last = -1
 
     def line(self, line: str) -> bool:
         """Take the first line of a step."""

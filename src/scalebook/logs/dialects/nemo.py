@@ -59,10 +59,7 @@ class NeMo1(LineDialect):
     signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
     _BAR = re.compile(r"\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last = -1.0
+    _last = -1.0
 
     def line(self, line: str) -> bool:
         """Take a state of the bar, once a step."""

@@ -81,11 +81,7 @@ class Torchtune(LineDialect):
     markers = ("loss:", "|Loss: ")
     signature = re.compile(r"\bStep \d+ +\| loss:\S+ |\b\d+\|\d+\|Loss: [\d.]+")
     assignments = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rate = False
-        self._last = -1
+    _rate, _last = False, -1
 
     def line(self, line: str) -> bool:
         """Take a record; one without the rate that the others have was cut off."""

@@ -22,7 +22,7 @@ from scalebook.logs.ingest.rates import (
 from scalebook.logs.ingest.steps import status_of, steps_of
 from scalebook.logs.ingest.steps import summary as telemetry_summary
 from scalebook.logs.ingest.write import accelerator_of, observed_settings
-from scalebook.logs.job import Job
+from scalebook.logs.job import Job, in_words
 from scalebook.measure.metrics import PRINTED, RunMetrics, measure
 from scalebook.record import RunRecord, object_of
 from scalebook.settings import PARALLEL_SIZES
@@ -37,7 +37,7 @@ AGREES = AGREEMENT / 2
 def _told_shape(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     """Return the shape that the argument dump describes, or why it does not describe one."""
     sizes = {name: known.size(name) for name in _NEEDED}
-    missing = [name for name, value in sizes.items() if value is None]
+    missing = [in_words(name) for name, value in sizes.items() if value is None]
     if missing:
         return None, f"The log names no model and does not state {', '.join(missing)}."
     if known.values.get("multi_latent_attention") is True:
@@ -141,7 +141,7 @@ def _tokens_per_gpu(job: Job, known: LogConfig) -> tuple[list[tuple[float, float
     if job.table.has("tokens_per_second_per_gpu"):
         rates = job.table.column("tokens_per_second_per_gpu")
         return [(rate, p) for rate, p in zip(rates, printed, strict=True) if rate > 0], None
-    needed = {"global_batch_size": batch, "sequence_length": length, "world_size": world}
+    needed = {"global batch size": batch, "sequence length": length, "world size": world}
     missing = [name for name, value in needed.items() if not value] or ["the step time"]
     return [], f"Tokens per second per GPU cannot be computed: {', '.join(missing)} not known."
 

@@ -12,7 +12,7 @@ from functools import partial
 from scalebook.errors import IngestError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.logs.job import Job
+from scalebook.logs.job import Job, in_words
 from scalebook.logs.numbers import rounding
 from scalebook.logs.setting_lines import Value
 
@@ -107,7 +107,7 @@ def _steady(job: Job, observation: LogConfig, name: str) -> None:
     observation.put(name, common, "told")
     if len(set(values)) > 1:
         observation.notes.append(
-            f"{name} changes from {values[0]} to {values[-1]}; {common} is the most common."
+            f"The {in_words(name)} changes from {values[0]} to {values[-1]}; most are {common}."
         )
 
 

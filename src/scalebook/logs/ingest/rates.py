@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.ingest.log_config import LogConfig, rounding_of
-from scalebook.logs.job import Job
+from scalebook.logs.job import Job, in_words
 from scalebook.measure.metrics import RunMetrics
 
 # Rounded digits and windows that differ by a step stay below this. A summary that is further from
@@ -93,8 +93,8 @@ def _summary_rates(job: Job, numbers: RunMetrics | None) -> list[str]:
         factor = factor_between(printed, ours) if printed and ours else None
         if factor is not None:
             found.append(
-                f"The file's own summary says {printed:,.0f} {name}, {factor:.3g} times what its "
-                f"steps give ({ours:,.0f}): the steps count."
+                f"The file's own summary says {printed:,.0f} {in_words(name)}, {factor:.3g} times "
+                f"what its steps give ({ours:,.0f}): the steps count."
             )
     printed, seconds = job.rates.get("steps_per_second", 0.0), job.table.median("seconds") or 0.0
     if len(job.table) > 1 and printed * seconds > 1 + AGREEMENT:  # start-up makes it slower only
@@ -167,8 +167,8 @@ def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[
     found += [] if _batch_changes(job) else _drift(job)
     for name, factor in rate_disagreements(job, known).items():
         found.append(
-            f"Printed {name} is {factor:.3g} times what batch, sequence length and step time "
-            f"give{hint(factor, known.size('world_size'))}."
+            f"Printed {in_words(name)} is {factor:.3g} times what batch, sequence length and step "
+            f"time give{hint(factor, known.size('world_size'))}."
         )
     found += _summary_rates(job, numbers)
     skipped = total_of(job, "skipped")
