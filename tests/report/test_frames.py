@@ -249,6 +249,14 @@ def test_settings_versions_and_times_of_a_record_are_in_its_row(tmp_path: Path) 
     assert load(tmp_path).problems == ("Run a: finished_at='yesterday' is not usable",)
 
 
+def test_a_reason_in_the_words_of_an_older_version_is_shown_in_todays(tmp_path: Path) -> None:
+    old = "Memory ran out: 64.00 MiB more did not fit of 79.18 GiB."
+    write_run(tmp_path, "a", config(), status="out_of_memory", steps=0, reason=old)
+    assert row_of(tmp_path, "a")["reason"] == (
+        "Memory ran out: 64.00 MiB more did not fit in the 79.18 GiB."
+    )
+
+
 def test_steps_hold_times_by_rank_parts_and_when_they_ended(tmp_path: Path) -> None:
     path = write_run(tmp_path, "a", config()) / "steps.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -230,6 +231,29 @@ def test_the_page_of_a_run_names_its_work_and_the_interval_of_its_mfu(tmp_path: 
     row = data.runs.row(0, named=True)
     ends = " to ".join(percent(row[name]) for name in ("mfu_low", "mfu_high"))
     assert ["MFU", f"{percent(row['mfu'])} ({ends})"] in found["results"]
+
+
+def test_the_curve_of_power_is_the_mean_of_the_readings_during_each_step(tmp_path: Path) -> None:
+    """Steps end at 10, 20 and 40 s and take 5 s each: what is read between them is of no step."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def at(*seconds: float) -> list[datetime]:
+        return [began + timedelta(seconds=one) for one in seconds]
+
+    steps = pl.DataFrame({"run_id": "a", "step": [1, 2, 3], "step_seconds": 5.0,
+                          "finished_at": at(10, 20, 40)})  # fmt: skip
+    watts = [100.0, 300.0, 500.0, 600.0, 900.0, 900.0]
+    readings = pl.DataFrame({"run_id": [*"aaaaab"], "time": at(4, 6, 9, 19, 30, 39),
+                             "power_watts": watts})  # fmt: skip
+    found = run_details.power_by_step(steps, readings).sort("step").rows()
+    assert found == [("a", 1, 400.0), ("a", 2, 600.0)]
+
+    data = frames.load(write_run(tmp_path / "runs", "one", config(), steps=3).parent)
+    run_details.write_details(data, tmp_path / "site", tmp_path / "cache")
+    text = (tmp_path / "site/data/run/0.js").read_text().partition("\n")[2]
+    (shown,) = json.loads(text.rstrip(";\n"))
+    assert "power_watts" not in shown["curves"]  # no reading, no curve
+    assert len(shown["curves"]["loss"]) == 3
 
 
 def test_a_change_of_what_predictions_learn_from_makes_pages_anew(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,10 @@ def _digest(path: Path) -> str:
 
 def _refuse_secrets(site: Path) -> None:
     """Look through what was derived from records; the report's scripts are the project's own."""
-    places = [_place(site, *one) for one in scrub.in_folder(site / "runs")]
+    places = [
+        f"{path.relative_to(site)}:{line}: {', '.join(kinds)}"
+        for path, line, kinds in scrub.in_folder(site / "runs")
+    ]
     for name in (INDEX, SHEET, "data/runs.csv"):
         lines = (site / name).read_text(encoding="utf-8").splitlines()
         places += [
@@ -198,10 +201,6 @@ def _refuse_secrets(site: Path) -> None:
             if (kinds := scrub.kinds(line))
         ]
     _raise_secrets(places)
-
-
-def _place(site: Path, path: Path, line: int, kinds: Iterable[str]) -> str:
-    return f"{path.relative_to(site)}:{line}: {', '.join(kinds)}"
 
 
 def _put(site: Path, target: Path, stage: Path) -> None:

@@ -491,7 +491,8 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
         "configuration": identity.repeat(record),
         "setup": identity.series(record),
     }
-    return item.as_dict() | stood_on | more
+    reason = item.reason and item.reason.replace(" did not fit of ", " did not fit in the ")
+    return item.as_dict() | stood_on | more | {"reason": reason}  # old records have other words
 
 
 def _setting(record: RunRecord, name: str) -> Any:

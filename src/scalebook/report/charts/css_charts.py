@@ -253,8 +253,9 @@ def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[s
     return join([*each, *(words for words, holds in said.items() if holds)], " · ")
 
 
-def bars(marks: Sequence[Dot], unit: str) -> Markup:
+def bars(rows: Iterable[Dot], unit: str) -> Markup:
     """Return bars from zero, to the left for a loss, with intervals; ``unit`` names them."""
+    marks = list(rows)
     known = [end for mark in marks for end in (mark.value, mark.low, mark.high) if end is not None]
     low, high = min(0.0, *known, 0.0), max(0.0, *known, 0.0)
     width = (high - low) or 1.0
@@ -262,7 +263,7 @@ def bars(marks: Sequence[Dot], unit: str) -> Markup:
     def place(value: float) -> float:
         return 54 * (value - low) / width  # the rest is for the text of the longest
 
-    rows = Markup("").join(
+    drawn = Markup("").join(
         _BAR.format(
             name=mark.name, kind=mark.kind, left=place(min(0.0, mark.value)),
             width=max(0.6, place(abs(mark.value)) - place(0.0)),
@@ -272,7 +273,7 @@ def bars(marks: Sequence[Dot], unit: str) -> Markup:
         )
         for mark in marks
     )  # fmt: skip
-    return Markup('<ol class="sb-bars">{}</ol><p class="sb-unit">{}</p>').format(rows, unit)
+    return Markup('<ol class="sb-bars">{}</ol><p class="sb-unit">{}</p>').format(drawn, unit)
 
 
 def cells(

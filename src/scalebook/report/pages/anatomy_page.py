@@ -16,9 +16,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import (
     RAN,
     RUN,
-    Column,
     Row,
-    Show,
     plain,
     share,
     table,
@@ -26,7 +24,7 @@ from scalebook.report.base.html_tables import (
     time,
 )
 from scalebook.report.base.markup import Fragment, Markup, bullets, code, join, opened, run_link
-from scalebook.report.base.quantities import count, duration, number, percent
+from scalebook.report.base.quantities import count, duration, percent
 from scalebook.report.charts.step_charts import KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
@@ -177,7 +175,7 @@ def communication_table(data: ReportData) -> Fragment:
         share("stages", "Between stages", waits),
         share("bubble", "Bubble", "of the step: theory"),
         *(
-            Column(name, name.capitalize(), _gigabytes(name), "GB", hint=f"sent a step: {words}")
+            plain(name, name.capitalize(), "GB", hint=f"sent a step: {words}")
             for name, words in _VOLUMES.items()
         ),
     )
@@ -202,7 +200,8 @@ def _communication_rows(data: ReportData) -> Iterator[dict[str, Any]]:
         if one is None and (found.theory is None or row["tokens_per_second"] is None):
             continue
         sent = found.theory
-        volumes = {name: getattr(sent, name) if sent else None for name in _VOLUMES}
+        sizes = {name: getattr(sent, name) if sent else None for name in _VOLUMES}  # bytes
+        volumes = {name: None if size is None else size / 1e9 for name, size in sizes.items()}
         bubble = sent.bubble if sent else None
         yield {**row, **volumes, "bubble": bubble, **_measured(one)}
 
@@ -219,10 +218,6 @@ def _measured(one: Breakdown | None) -> dict[str, float | None]:
         "hidden": overlapped / total if total and overlapped is not None else None,
         "stages": one.exposed_by_collective.get(SENDS, 0.0) / whole,
     }
-
-
-def _gigabytes(name: str) -> Show:
-    return lambda row: number(None if row[name] is None else row[name] / 1e9)
 
 
 def _kernel_name(name: str) -> Markup:

@@ -178,7 +178,11 @@ def runs(data: ReportData, found: Records) -> Fragment:
         {**_row(one), "folder": folders[run_id]} for run_id, one in islice(found.items(), MOST_ROWS)
     )
     columns = (
-        *(RUN, RAN, text("started_at", "Started, UTC", show=_to_the_minute)),
+        *(
+            RUN,
+            RAN,
+            text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
+        ),
         text("git_commit", "Commit", show=lambda commit: code(_short(commit))),
         text("torch", "PyTorch"),
         *(text(name, name.capitalize(), show=_folded) for name in FOLDED),
@@ -217,10 +221,6 @@ def _row(one: RunRecord) -> dict[str, Any]:
         "variables": flat(environment.get("variables")),
         "again": shlex.join(("scalebook", "reproduce", one.run_id)) if made_here else None,
     }
-
-
-def _to_the_minute(time: str) -> str:
-    return time[:16].replace("T", " ")  # the exact time goes with the cell
 
 
 def _folded(text: str) -> Markup | None:

@@ -59,6 +59,8 @@ from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
 Row = Mapping[str, Any]
+Ends = tuple[float | None, float | None]
+NO_ENDS: Ends = (None, None)
 MOST_ROWS = 8  # of a chart; the table has every run
 QUESTIONS = {
     "headline": "Which platform is fastest?", "scaling": "Does it scale?",
@@ -131,6 +133,11 @@ class _Runs:
     def rows(self) -> list[Row]:
         """The runs that have a rate."""
         return [item.row for item in self.members]
+
+    def dot(self, row: Row, name: str, value: float, ends: Ends, text: str) -> Dot:
+        """Return the row of a chart that shows a value of a run, with the ends of its interval."""
+        tint = colour(self.data, row["platform"])
+        return Dot(name, value, *ends, text, colour=tint, run_id=row["run_id"])
 
 
 def studies(data: ReportData) -> tuple[Study, ...]:
@@ -323,7 +330,7 @@ def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnsw
         verdict = words.format(linked(best, name), work, gain(against), other)
     return StudyAnswer(
         verdict,
-        marks.bars(_behind(runs.data, ones, named), "difference from the best, %"),
+        marks.bars(_behind(runs, ones, named), "difference from the best, %"),
         _ids(ones),
     )
 
@@ -351,20 +358,20 @@ def _per_layout(rows: Sequence[Row], named: Callable[[Row], str]) -> list[Config
 
 
 def _behind(
-    data: ReportData, ones: Sequence[Configuration], named: Callable[[Row], str]
-) -> list[Dot]:
-    """Return each layout's difference from the best in percent."""
+    runs: _Runs, ones: Sequence[Configuration], named: Callable[[Row], str]
+) -> Iterator[Dot]:
+    """Yield each layout's difference from the best in percent."""
     best = ones[0]
-    made = [Dot(named(best.row), 0.0, text="best", colour=colour(data, best.row["platform"]),
-                 run_id=best.row["run_id"])]  # fmt: skip
+    yield runs.dot(best.row, named(best.row), 0.0, NO_ENDS, "best")
     for one in ones[1:MOST_ROWS]:
         against = versus.verdict_on(one, best)
-        ends = (100 * (against.low - 1), 100 * (against.high - 1)) if against else (None, None)
         lost = one.rate / best.rate - 1
-        tint = colour(data, one.row["platform"])
-        made.append(Dot(named(one.row), 100 * lost, *ends, change(lost), colour=tint,
-                         run_id=one.row["run_id"]))  # fmt: skip
-    return made
+        yield runs.dot(one.row, named(one.row), 100 * lost, _percent(against), change(lost))
+
+
+def _percent(verdict: Verdict | None) -> Ends:
+    """Return the ends of a ratio's interval as a change in percent."""
+    return (100 * (verdict.low - 1), 100 * (verdict.high - 1)) if verdict else NO_ENDS
 
 
 def _ablation(runs: _Runs) -> StudyAnswer | None:
@@ -381,21 +388,13 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
         else ""
     )
     verdict = Markup("{} is worth most: {}{}.").format(headed(first.words), gain(worth), most)
-    tint = colour(runs.data, chosen.optimised[0].row["platform"])
     fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
     unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"
     drawn = [
-        Dot(
-            one.words.removeprefix("fused "),
-            100 * (worth.ratio - 1),
-            100 * (worth.low - 1),
-            100 * (worth.high - 1),
-            change(worth.ratio - 1),
-            colour=tint,
-            run_id=one.pair.b[0].row["run_id"],
-        )
+        runs.dot(one.pair.b[0].row, one.words.removeprefix("fused "), 100 * (worth.ratio - 1),
+                 _percent(worth), change(worth.ratio - 1))
         for one, worth in known[:MOST_ROWS]
-    ]
+    ]  # fmt: skip
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
     return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised[0].row["run_id"], *ids))
 
@@ -523,12 +522,11 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
     toys = len({one.row["model"].startswith(TINY) for one in best}) > 1
     drawn = [
-        Dot(model_title(one.row["model"]), 100 * one.row["mfu"],
-            low, high, percent(one.row["mfu"]), colour=colour(runs.data, one.row["platform"]),
-            run_id=one.row["run_id"])
-        for one in best[:MOST_ROWS]
-        for low, high in [[end and 100 * end for end in (one.row["mfu_low"], one.row["mfu_high"])]]
-        if one.row["mfu"] is not None and not (toys and one.row["model"].startswith(TINY))
+        runs.dot(row, model_title(row["model"]), 100 * row["mfu"], ends, percent(row["mfu"]))
+        for row in (one.row for one in best[:MOST_ROWS])
+        for ends in [(row["mfu_low"] and 100 * row["mfu_low"],
+                      row["mfu_high"] and 100 * row["mfu_high"])]
+        if row["mfu"] is not None and not (toys and row["model"].startswith(TINY))
     ]  # fmt: skip
     return StudyAnswer(verdict, marks.bars(drawn, "MFU, %") if drawn else Markup(""), ids)
 
@@ -571,15 +569,12 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
     verdict = Markup(words).format(many, model, percent(high / low - 1, 2), low, high)
     base = chosen[0]["loss_last"]
     drawn = [
-        Dot(row["name"], 100 * (row["loss_last"] / base - 1), text=f"{row['loss_last']:.5g}",
-             colour=colour(runs.data, row["platform"]), run_id=row["run_id"])
+        runs.dot(row, row["name"], 100 * (row["loss_last"] / base - 1), NO_ENDS,
+                 f"{row['loss_last']:.5g}")
         for row in chosen[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(
-        verdict,
-        marks.bars(drawn, "last loss, and its difference from the first run, %"),
-        tuple(row["run_id"] for row in chosen),
-    )
+    chart = marks.bars(drawn, "last loss, and its difference from the first run, %")
+    return StudyAnswer(verdict, chart, tuple(row["run_id"] for row in chosen))
 
 
 def _drill(runs: _Runs) -> StudyAnswer | None:

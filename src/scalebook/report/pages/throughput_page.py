@@ -212,7 +212,13 @@ def ingested_table(data: ReportData) -> Fragment:
         Column("factor", "Printed over ours", _factor),
         tables.text("fits", "Fits", fits, show=convention_title),
         tables.MFU,
-        Column("said", "Warnings", _said, numeric=False, wide=True),
+        Column(
+            "said",
+            "Warnings",
+            lambda row: Markup("<br>").join(row["sentences"]) or NONE,
+            numeric=False,
+            wide=True,
+        ),
     )
     return tables.table(ingested_rows(data), columns, "ingested")
 
@@ -258,10 +264,6 @@ def _amount(value: object) -> float | None:
 
 def _factor(row: Row) -> str:
     return NONE if row["factor"] is None else f"{row['factor']:.3f}×"
-
-
-def _said(row: Row) -> Markup | str:
-    return Markup("<br>").join(row["sentences"]) or NONE
 
 
 def _findings(found: Sequence[Row]) -> Iterator[Markup]:

@@ -6,6 +6,7 @@ open than one. The files are scripts, because a page opened from disk may load n
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -38,7 +39,7 @@ PAGE = "run.html"
 FOLDER = "data/run"
 TOGETHER = 50  # runs in one file; run.js counts with the same number
 MOST_POINTS = 150  # of a curve
-CURVES = ("loss", "step_seconds", "allocated_gib")
+CURVES = ("loss", "step_seconds", "allocated_gib", "power_watts")
 SETTINGS = (
     "engine", "precision", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
     "context_parallel_size", "expert_parallel_size", "data_parallel_size", "sequence_length",
@@ -58,9 +59,12 @@ def write_details(data: ReportData, site: Path, cache: Path) -> None:
     parts = json.loads(content)
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    steps = {
-        str(key[0]): part for key, part in data.steps.partition_by("run_id", as_dict=True).items()
-    }
+    telemetry = pl.read_parquet(io.BytesIO(build_cache.telemetry(data, cache)))
+    drawn = data.steps.join(
+        power_by_step(data.steps, telemetry), on=["run_id", "step"], how="left",
+        maintain_order="left",
+    )  # fmt: skip
+    steps = {key[0]: part for key, part in drawn.partition_by("run_id", as_dict=True).items()}
     rows = list(data.runs.iter_rows(named=True))
     for first in range(0, len(rows), TOGETHER):
         part = [
@@ -70,6 +74,19 @@ def write_details(data: ReportData, site: Path, cache: Path) -> None:
         number_of_file = first // TOGETHER
         text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
         (folder / f"{number_of_file}.js").write_text(f"{text}{script_json(part)};\n", "utf-8")
+
+
+def power_by_step(steps: pl.DataFrame, telemetry: pl.DataFrame) -> pl.DataFrame:
+    """Return the mean draw of a device (W) during each step that has a reading, by run and step."""
+    readings = telemetry.select("run_id", "time", "power_watts").drop_nulls().sort("time")
+    ends = steps.select("run_id", "step", "step_seconds", "finished_at").drop_nulls()
+    within = readings.join_asof(
+        ends.sort("finished_at"), left_on="time", right_on="finished_at", by="run_id",
+        strategy="forward", check_sortedness=False,  # by the runs of each: they are sorted
+    )  # fmt: skip
+    before_end = (pl.col("finished_at") - pl.col("time")).dt.total_microseconds() / 1e6
+    during = within.filter(before_end <= pl.col("step_seconds"))
+    return during.group_by("run_id", "step").agg(pl.col("power_watts").mean())
 
 
 def places(site: Path) -> set[str]:
@@ -167,7 +184,7 @@ _RESULTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def _curves(steps: pl.DataFrame | None) -> dict[str, list[Any]]:
-    """Columns of a run's steps, thinned evenly to MOST_POINTS; empty without steps."""
+    """Return the columns of a run's steps that have a value, thinned evenly to MOST_POINTS."""
     if steps is None or steps.is_empty():
         return {}
     shown = steps.gather_every(-(-steps.height // MOST_POINTS))
@@ -176,4 +193,5 @@ def _curves(steps: pl.DataFrame | None) -> dict[str, list[Any]]:
     finite = kept.with_columns(
         pl.when(pl.col(pl.Float64).is_finite()).then(pl.col(pl.Float64)).name.keep()
     )
-    return finite.to_dict(as_series=False)
+    known = [name for name in finite.columns if finite[name].count()]
+    return finite.select(known).to_dict(as_series=False)

@@ -98,11 +98,10 @@ def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
 def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as CSV: lists are JSON, times ISO 8601, and no text is a formula."""
     nested = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
+    lists = {name: frame[name].to_list() for name in nested}
     flat = frame.with_columns(
-        pl.Series(
-            name, [None if one is None else json.dumps(one) for one in frame[name]], pl.String
-        )
-        for name in nested
+        pl.Series(name, [one if one is None else json.dumps(one) for one in values], pl.String)
+        for name, values in lists.items()
     )
     tame_formulas(flat).write_csv(path, datetime_format=TIMES)
 

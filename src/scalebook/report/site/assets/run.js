@@ -2,7 +2,8 @@
 (function () {
   "use strict";
   const TOGETHER = 50; // runs of a file, as run_details.py writes them
-  const TITLES = { loss: "Loss", step_seconds: "Step time, s", allocated_gib: "Memory, GiB" };
+  const TITLES = { loss: "Loss", step_seconds: "Step time, s", allocated_gib: "Memory, GiB",
+    power_watts: "Power, W per device" };
 
   function make(kind, text, into, style) {
     const one = document.createElement(kind);
@@ -32,9 +33,9 @@
 
   function chart(name, curves, into) {
     const rows = curves.step.map(function (step, i) {
-      return { step: step, value: curves[name][i], phase: curves.phase[i] };
-    });
-    if (rows.filter(function (row) { return row.value !== null; }).length < 2) return; // no curve
+      return { step: step, value: (curves[name] || [])[i], phase: curves.phase[i] };
+    }).filter(function (row) { return typeof row.value === "number"; });
+    if (rows.length < 2) return; // no curve
     const title = TITLES[name];
     const box = make("div", "", into, "sb-chart");
     box.setAttribute("role", "img");
