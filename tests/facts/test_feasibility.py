@@ -380,4 +380,5 @@ def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):
     assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
     wider = found["wider"].parts
     assert wider is not None
-    assert {name for name in PARTS if wider[name] != parts[name]} == {"activations", "logits"}
+    changed = {name for name in PARTS if wider[name] != parts[name]}
+    assert changed == {"activations", "logits", "backward"}
