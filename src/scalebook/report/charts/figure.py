@@ -173,7 +173,7 @@ def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
 
 
 def told(*columns: str | tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
-    """Return what a mark tells under the pointer: words with their title, numbers with a format.
+    """Return what a mark shows under the pointer: words with their title, numbers with a format.
 
     A number is (column, title, format); an empty title is the name of the column.
     """
