@@ -19,7 +19,8 @@ import polars as pl
 
 from scalebook import identity, settings
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError, RecordError, ReportError
+from scalebook.errors import CatalogError, ConfigError, RecordError, ReportError
+from scalebook.facts import catalog
 from scalebook.facts.feasibility import feasibility
 from scalebook.facts.feasibility.known import Cell, Predicted, predictions
 from scalebook.measure import registered
@@ -404,6 +405,15 @@ def _unique(runs: Sequence[Run]) -> tuple[dict[str, Run], list[str]]:
         else:
             unique[run_id] = run
     return unique, found
+
+
+def capacity(accelerator: str | None) -> float | None:
+    """Return the memory of a device, in GB as sold: GiB within 1 %; or None."""
+    try:
+        device = catalog.accelerator_for_device(accelerator or "")
+    except CatalogError:
+        return None
+    return device.memory_gb if device else None
 
 
 def flat(value: Any) -> str:

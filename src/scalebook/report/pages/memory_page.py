@@ -9,11 +9,9 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.errors import CatalogError
-from scalebook.facts import catalog
 from scalebook.facts.feasibility import SCOPE
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import ReportData, capacity
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -104,15 +102,6 @@ def bars(data: ReportData) -> Figures | None:
             if part in parts:
                 found.append(facts | {"part": part, "gib": parts[part], "place": place})
     return charts.parts(pl.DataFrame(found, infer_schema_length=None))
-
-
-def capacity(accelerator: str | None) -> float | None:
-    """Return the memory of a device, in GB as sold: GiB within 1 %; or None."""
-    try:
-        device = catalog.accelerator_for_device(accelerator or "")
-    except CatalogError:
-        return None
-    return device.memory_gb if device else None
 
 
 def parts_table(data: ReportData) -> Fragment:

@@ -11,7 +11,7 @@ import polars as pl
 from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.frames import PROXY, ReportData
+from scalebook.report.base.frames import PROXY, ReportData, capacity
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
 from scalebook.report.base.naming import model_title, platform_title, precision_title
 from scalebook.report.base.quantities import count, interval, percent, quantity, times
@@ -19,7 +19,6 @@ from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-from scalebook.report.pages.memory_page import capacity
 from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
