@@ -145,7 +145,7 @@ class Predictor:
         """
         work = amounts(config, shape, self.machine, ran)
         device = self.accelerator.name if self.accelerator else ""
-        longer = self.fitted.longer(device)
+        longer = self.fitted.device_factor(device)
         slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
         parts = {
             kind: slowness[kind] * (value - work.idle.get(kind, 0.0))
