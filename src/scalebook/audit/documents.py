@@ -404,10 +404,10 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 
 
 def _by_device(sheet: Sheet) -> Iterator[Sheet]:
+    """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    return (
-        of_devices(sheet) if not _OF_RUNS & {_named(*_heading(c)) for c in cells} else iter([sheet])
-    )
+    of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    return iter([sheet]) if of_runs else of_devices(sheet)
 
 
 def _shown(sheet: Sheet, index: int) -> str:

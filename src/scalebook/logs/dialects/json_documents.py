@@ -166,10 +166,8 @@ class TrainerState(JSONDialect):
         history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
         ends = [item for item in history if "train_runtime" in item]
         whole: dict[str, Any] = ends[-1] if ends else {}
-        runtime, steps = (
-            cell_value(whole.get("train_runtime")),
-            cell_value(document.get("global_step")),
-        )
+        runtime = cell_value(whole.get("train_runtime"))
+        steps = cell_value(document.get("global_step"))
         beside = sum(_other_runtimes(history[: history.index(whole)] if whole else ()))
         factor = runtime / (runtime - beside) if runtime > beside else 1.0
         rate = cell_value(whole.get("train_steps_per_second")) * factor
