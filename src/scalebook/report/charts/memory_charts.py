@@ -99,7 +99,7 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
     least = min(data.filter("best")["peak_memory_gib"].to_list())
     words = (
         f"Rate over measured memory of {count(data.height, 'run')}; {len(frontier)} of them "
-        f"are beaten by none in both, from {quantity(least, 'GiB')} on."
+        f"are the fastest for their memory, from {quantity(least, 'GiB')} on."
     )
     return drawn(chart, words, 260)
 

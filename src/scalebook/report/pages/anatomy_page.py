@@ -160,10 +160,8 @@ def communication_table(data: ReportData) -> Fragment:
     waits = "exposed sends and receives, with the wait for them, of the step"
     columns = (
         *(RUN, RAN, time("communication_seconds", "Communication", "a profiled step")),
-        *(
-            share("exposed", "Exposed", "of the step"),
-            share("hidden", "Hidden", "of communication"),
-        ),
+        share("exposed", "Exposed", "of the step"),
+        share("hidden", "Hidden", "of communication"),
         share("stages", "Between stages", waits),
         share("bubble", "Bubble", "of the step: theory"),
         *(

@@ -178,11 +178,8 @@ def runs(data: ReportData, found: Records) -> Fragment:
         {**_row(one), "folder": folders[run_id]} for run_id, one in islice(found.items(), MOST_ROWS)
     )
     columns = (
-        *(
-            RUN,
-            RAN,
-            text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
-        ),
+        *(RUN, RAN),
+        text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
         text("git_commit", "Commit", show=lambda commit: code(_short(commit))),
         text("torch", "PyTorch"),
         *(text(name, name.capitalize(), show=_folded) for name in FOLDED),
