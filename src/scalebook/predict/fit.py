@@ -6,9 +6,9 @@ A sample i that ran on a device d of a node n says, in seconds:
 
 Slowness has its belief as prior. All runs of a node share by how much it is slower than others (a
 random effect, Henderson 1975), so that many runs of one slow node teach little more about work than
-a few; devices of an architecture differ from their figures in the same way. Both effects are of the
-deviation DEVICE_SPREAD. Those of devices are unknowns of the fit, next to slowness; those of nodes
-are integrated out, by which the errors of a node's samples are correlated.
+a few; devices of an architecture differ from their figures in the same way, counted from their
+mean. Both effects are of the deviation DEVICE_SPREAD. Those of devices are unknowns of the fit,
+next to slowness; those of nodes are integrated out, by which a node's errors are correlated.
 
 The minimum of squares with no slowness below zero is Lawson and Hanson's (Solving Least Squares
 Problems, chapter 23, on the normal equations). Its matrix also gives the uncertainty of a
