@@ -17,7 +17,7 @@ from simulated import H100, config, write_run
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
-from scalebook.measure.metrics.repeats import Estimate, apart, between, spread
+from scalebook.measure.metrics.repeats import Estimate, between, chance_variance, spread
 from scalebook.measure.metrics.steady import find_steady
 from scalebook.measure.verdicts import Verdict, compare, gate, read
 from scalebook.measure.verdicts.differences import Difference, differences, other_work
@@ -122,7 +122,7 @@ def test_repeats_on_a_node_do_not_average_its_speed_away():
         return [Estimate(0.0, 0.0, 50, one) for one in ids]
 
     def devices(a, b):
-        return apart(runs(*a), runs(*b), 0.005, 0.012).devices
+        return chance_variance(runs(*a), runs(*b), 0.005, 0.012).devices
 
     assert devices(["1 2"], ["3 4"]) == pytest.approx(2 * 0.012**2)
     assert devices(["1 2"] * 5, ["3 4"] * 5) == pytest.approx(2 * 0.012**2)
@@ -130,10 +130,10 @@ def test_repeats_on_a_node_do_not_average_its_speed_away():
     assert devices(["1", "3"], ["3", "5"]) == pytest.approx((0.25 + 0.25) * 0.012**2)
     # where each run has a node of its own, their scatter shows what nodes differ by
     assert devices(["1", "3"], ["5", "7"]) == 0
-    single = apart(runs("1"), runs("3"), 0.005, 0.012)
+    single = chance_variance(runs("1"), runs("3"), 0.005, 0.012)
     assert single.variance == pytest.approx(2 * (0.005**2 + 0.012**2))
     assert (single.freedom, single.measured) == (None, None)
-    two = apart(runs("1", "1"), runs("3", "3"), 0.005, 0.012)
+    two = chance_variance(runs("1", "1"), runs("3", "3"), 0.005, 0.012)
     # 8 of 10 degrees of freedom are the assumption, and no scatter was seen
     own = 0.8 * 0.005**2
     assert two.variance == pytest.approx(own + 2 * 0.012**2)

@@ -286,7 +286,7 @@ def test_a_left_out_error_is_exactly_that_of_a_fit_without_its_node_or_all_repea
         predicted = without.seconds(sample.work, sample.device)
         unknown = without.variance(sample.work, sample.device) * (predicted / sample.seconds) ** 2
         deviation = math.hypot(0.02, sample.unsure, math.sqrt(unknown))
-        error = (1 - predicted / sample.seconds) / without.longer(sample.device)
+        error = (1 - predicted / sample.seconds) / without.device_factor(sample.device)
         # what devices differ by is relative to the step, predicted here and measured there
         rounded = 1e-2 if made.devices else 1e-6
         assert found == pytest.approx(error / deviation, rel=rounded)
@@ -333,7 +333,7 @@ def test_devices_differ_from_their_figures_by_what_their_nodes_share() -> None:
     assert made.variance(work, "gh200") == pytest.approx(made.variance(work))
     assert made.variance(work, "gh200") > made.variance(work, "h100") + 0.9 * 0.012**2
     alone = least_squares(tuple(samples[:30]), made.belief)
-    assert alone.devices == () and alone.longer("h100") == alone.longer("h200") == 1
+    assert alone.devices == () and alone.device_factor("h100") == alone.device_factor("h200") == 1
 
 
 # The prediction

@@ -185,5 +185,5 @@ def test_a_run_that_another_beats_in_memory_and_rate_is_not_on_the_line() -> Non
     assert memory_page.unbeaten(runs) == ["least", "middle", "most"]
     figure = memory_charts.speed_against_memory(runs, memory_page.unbeaten(runs))
     assert figure is not None
-    assert "3 of them are beaten by none in both, from 40.0\xa0GiB" in figure.description
+    assert "3 of them are the fastest for their memory, from 40.0\xa0GiB" in figure.description
     assert memory_charts.speed_against_memory(runs[:2], ["least"]) is None

@@ -429,3 +429,13 @@ def test_a_pipe_under_the_name_of_a_store_is_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "mlflow.db")
     found, _ = ingest([tmp_path], tmp_path / "runs", {}, opens=opener())
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("train/loss", True), ("perf/step_time", True), ("gpu.0.fan", False),
+     ("train/global_batch_size", False)],
+)  # fmt: skip
+def test_a_metric_is_a_column_in_the_spellings_of_tables(name: str, known: bool):
+    assert tracked_run.wants(name, frozenset()) is known
+    assert tracked_run.wants(name, frozenset([name]))

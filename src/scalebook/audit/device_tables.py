@@ -90,14 +90,10 @@ def of_devices(sheet: Sheet) -> Iterator[Sheet]:
     heads, rules = [plain(head) for head in sheet.head], vocabulary.headings()["devices"]
     if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
         lines = [(line, row) for line, row in sheet.rows if len(row) == len(heads)]
-        columns = [[row[at] for _, row in lines] for at in range(len(heads))]
-        rows = [
-            (lines[0][0], [one, *column])
-            for one, column in zip(heads[1:], columns[1:], strict=True)
-            if lines
-        ]
-        sheet = replace(sheet, head=[heads[0], *columns[0]], rows=rows)
-        heads = [plain(head) for head in sheet.head]
+        head, *columns = map(list, zip(heads, *(row for _, row in lines), strict=True))
+        rows = [(lines[0][0], column) for column in columns if lines]
+        sheet = replace(sheet, head=head, rows=rows)
+        heads = [plain(one) for one in head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
     fitting = {
         name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, one.lower())]
@@ -108,18 +104,17 @@ def of_devices(sheet: Sheet) -> Iterator[Sheet]:
     if len(known) * 2 < len(sheet.rows) or not (parts or peaks):
         yield sheet
         return
+    known = [(line, row) for line, row in known if len(row) == len(heads)]
     rows = [
         (line, [*row[:1] * 2, *(_base_amount(plain(row[at])) for at in parts.values())])
         for line, row in known
-        if len(row) == len(heads)
     ]
     for _, row in rows:
         told = dict(zip(parts, row[2:], strict=True))
         row[1] = variant_of(plain(row[1]), *map(told.get, ("device memory gb", "tdp watts")))
     yield Sheet(sheet.name, ["", "gpu", *parts], rows)
     for at in peaks:
-        found = [one for one in known if len(one[1]) == len(heads)]
-        yield _peaks_of(sheet, found, at, _PRECISIONS.findall(heads[at].lower())[0])
+        yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])
 
 
 _PRECISIONS = re.compile(r"bf16|fp8|fp4")
@@ -147,11 +142,13 @@ def devices_in(text: str) -> list[str]:
 
 
 def amount(text: str) -> float:
+    """Return the first number of a text; 0 without one."""
     found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
     return float(found[0]) if found else 0.0
 
 
 def near(text: str, rates: Sequence[float]) -> bool:
+    """Whether a text prints one of these rates, to less than 1."""
     return any(abs(rate - amount(text)) < 1 for rate in rates)
 
 

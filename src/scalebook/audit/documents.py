@@ -48,7 +48,7 @@ _RATES = (
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
-_TWICE = {("memory_gb", "gb"), ("memory_gb", "gib")}
+_GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -374,7 +374,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
-        if {(one.field, one.unit) for one in columns} == _TWICE:  # both say the same
+        if {(one.field, one.unit) for one in columns} == _GB_AND_GIB:  # both say the same
             again = {"field": "also_memory_gb", "kind": "gib"}
             single += [replace(one, **(again if one.unit == "gib" else {})) for one in columns]
         elif len(columns) > 1:
@@ -404,10 +404,10 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 
 
 def _by_device(sheet: Sheet) -> Iterator[Sheet]:
+    """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    return (
-        of_devices(sheet) if not _OF_RUNS & {_named(*_heading(c)) for c in cells} else iter([sheet])
-    )
+    of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    return iter([sheet]) if of_runs else of_devices(sheet)
 
 
 def _shown(sheet: Sheet, index: int) -> str:

@@ -1,13 +1,19 @@
 """Fit the slowness of each kind of work to measured steps: non-negative, pulled to a belief.
 
-Minimises the sum of squared relative errors over the noise plus squared distances from the belief
-over its deviation, no slowness below zero (Lawson and Hanson, Solving Least Squares Problems,
-chapter 23, on the normal equations). The same matrix gives the uncertainty of a prediction, which
-grows with its distance from what was fitted. A few dozen unknowns: plain Python is fast enough.
+A sample i that ran on a device d of a node n says, in seconds:
 
-All runs of a node share how much slower it is than others (a random effect, Henderson 1975), so
-that many runs of one slow node teach little more about work than a few. Devices of an architecture
-differ from their figures in the same way.
+    seconds[i] * (1 - device[d] - node[n]) = sum over kinds k of slowness[k] * work[i, k] + noise[i]
+
+Slowness has its belief as prior. All runs of a node share by how much it is slower than others (a
+random effect, Henderson 1975), so that many runs of one slow node teach little more about work than
+a few; devices of an architecture differ from their figures in the same way, counted from their
+mean. Both effects are of the deviation DEVICE_SPREAD. Those of devices are unknowns of the fit,
+next to slowness; those of nodes are integrated out, by which a node's errors are correlated.
+
+The minimum of squares with no slowness below zero is Lawson and Hanson's (Solving Least Squares
+Problems, chapter 23, on the normal equations). Its matrix also gives the uncertainty of a
+prediction, which grows with its distance from what was fitted. A few dozen unknowns: plain Python
+is fast enough. *Scaled* is what was divided by the deviation of the sample's noise.
 """
 
 from __future__ import annotations
@@ -17,12 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import mul
+from typing import NamedTuple
 
 from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.predict.kinds import Belief
 
 NOISE = 0.02  # relative, of a step time between machines and starts, and of the model at its best
-_OWN = math.sqrt(NOISE**2 - DEVICE_SPREAD**2)  # of this, what runs of one node do not share
+_OWN_NOISE = math.sqrt(NOISE**2 - DEVICE_SPREAD**2)  # of this, what runs of a node do not share
+_NODE_VARIANCE = DEVICE_SPREAD**2  # of a node without samples
 _TINY = 1e-12
 # Relative error beyond which a sample is doubted, and rounds of refitting until weights settle.
 _CLEAN_ERROR, _ROUNDS = 0.06, 6
@@ -43,47 +51,41 @@ class StepSample:
     width: float = 0.0  # the narrowest side of its matrix products
     unsure: float = 0.0  # relative, as hosts differ
     doubt: float = 1.0  # how many times the noise this sample's error is taken to have
-    device: str = ""  # what it ran on
-    node: str = ""  # which of these; empty: one that no other sample ran on
+    device: str = ""  # the kind of device that it ran on
+    node: str = ""  # the machine; empty: one that no other sample ran on
 
     @property
-    def own(self) -> float:
+    def own_noise(self) -> float:
         """The relative deviation of a step that other samples of its node do not share."""
-        return _OWN if self.node else NOISE
+        return _OWN_NOISE if self.node else NOISE
 
     @property
     def scale(self) -> float:
         """The standard deviation of the measured time (seconds) that the fit assumes."""
-        return self.seconds * self.own * self.doubt
+        return self.seconds * self.own_noise * self.doubt
 
 
 @dataclass(frozen=True)
 class RateFit:
-    """Slowness by kind with its covariance; kinds that no sample has keep their belief.
-
-    Of ``devices``, ``slowness`` holds by how much more they differ from their figures than others.
-    """
+    """Slowness by kind with its covariance; kinds that no sample has keep their belief."""
 
     belief: Belief
     kinds: tuple[str, ...]  # that were fitted
-    slowness: Mapping[str, float]
+    slowness: Mapping[str, float]  # and, by the name of a device, its effect
     covariance: Matrix  # of the fitted kinds and the devices; zero where one is held at zero
     samples: tuple[StepSample, ...]
     devices: tuple[str, ...] = ()  # where the samples have several
 
-    def longer(self, device: str) -> float:
-        """Return how many times as long work takes on a device as on a usual one."""
-        return 1 / (1 - sum(self.slowness[one] * x for one, x in self._apart(device).items()))
-
-    def _apart(self, device: str) -> dict[str, float]:
-        if device not in self.devices:
-            return {}
-        return {one: (one == device) - 1 / len(self.devices) for one in self.devices}
+    def device_factor(self, device: str) -> float:
+        """Return how many times as long work takes on a device as on the mean one."""
+        shares = _device_shares(device, self.devices)
+        pairs = zip(self.devices, shares, strict=True)
+        return 1 / (1 - sum(self.slowness[name] * share for name, share in pairs))
 
     def seconds(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
         """Return the predicted time of a step, on a usual node if it names none that is known."""
         total = sum(self.slowness[kind] * value for kind, value in work.items())
-        return total * self.longer(device) / (1 - self._of_node(node)[0][-1])
+        return total * self.device_factor(device) / (1 - self._node_effect(node)[0][-1])
 
     def variance(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
         """Return the variance of the relative error without noise: what the fit doesn't know.
@@ -91,47 +93,42 @@ class RateFit:
         The noise has in it what an unknown node may differ by, so a known one has less.
         """
         total = self.seconds(work, device)
-        (*seen, _), share = self._of_node(node)
-        row = [a - b for a, b in zip(self._row(work, device, total), seen, strict=True)]
-        known = max(_dot(row, _times(self.covariance, row)), 0.0) + share - DEVICE_SPREAD**2
+        (*effect, _), node_variance = self._node_effect(node)
+        row = [a - b for a, b in zip(self._row(work, device, total), effect, strict=True)]
+        known = max(_dot(row, _times(self.covariance, row)), 0.0) + node_variance - _NODE_VARIANCE
         unknown = [self.belief.deviation[kind] * work[kind] for kind in work.keys() - {*self.kinds}]
         other = DEVICE_SPREAD * bool(self.devices and device not in self.devices)
         return known + math.hypot(other, *(one / total for one in unknown)) ** 2
 
     def _row(self, work: Mapping[str, float], device: str, seconds: float) -> list[float]:
-        apart = self._apart(device)
+        """Return the coefficients of the fitted kinds and devices, relative to a step's time."""
         row = [work.get(kind, 0.0) / seconds for kind in self.kinds]
-        return row + [apart.get(one, 0.0) for one in self.devices]
+        return row + _device_shares(device, self.devices)
 
-    def _rows(self, samples: Sequence[StepSample]) -> Matrix:
-        """Return the work of samples and, last in a row, their relative errors, over the noise."""
+    def _scaled_rows(self, samples: Sequence[StepSample]) -> Matrix:
+        """Return the coefficients of samples and, last in each row, their errors, scaled."""
         made: Matrix = []
         for one in samples:
-            error = 1 / self.longer(one.device) - self.seconds(one.work) / one.seconds
+            error = 1 / self.device_factor(one.device) - self.seconds(one.work) / one.seconds
             row = (*self._row(one.work, one.device, one.seconds), error)
             made.append([value * one.seconds / one.scale for value in row])
         return made
 
-    def _of_node(self, node: str) -> tuple[list[float], float]:
-        """Return what a node's samples share: of their rows, and its variance when they are known.
+    def _node_effect(self, node: str) -> tuple[list[float], float]:
+        """Return how a node's effect follows from coefficients, the effect last, and its variance.
 
-        Of the errors it is by how much longer a step takes there, relative to the step.
+        The effect is by how much of a step's time steps take longer there.
         """
-        if not node:
-            return [0.0] * (len(self.kinds) + len(self.devices) + 1), DEVICE_SPREAD**2
-        samples = [one for one in self.samples if one.node == node]
-        shared = [one.seconds / one.scale for one in samples]
-        share = _share(shared)
-        columns = zip(*self._rows(samples), strict=True)
-        return [share * _dot(shared, column) for column in columns] or self._of_node("")[0], share
+        samples = [one for one in self.samples if node and one.node == node]
+        if not samples:
+            return [0.0] * (len(self.kinds) + len(self.devices) + 1), _NODE_VARIANCE
+        return _shared([one.seconds / one.scale for one in samples], self._scaled_rows(samples))
 
     @cached_property
     def left_out(self) -> tuple[float, ...]:
         """Standardised error of each sample, predicted without all samples of its node.
 
-        Without a node, without those of its configuration. With the kinds at zero kept there, what
-        is left out has the inverse of its block of the precision (of all samples together, beliefs
-        in them) as its predictive covariance (Rasmussen and Williams 2006, 5.4.2).
+        Of a sample without a node: without those of its configuration.
         """
         groups: dict[tuple[bool, str], list[int]] = {}
         for index, one in enumerate(self.samples):
@@ -142,30 +139,34 @@ class RateFit:
             errors, variances = self._without([self.samples[index] for index in group])
             for index, error, variance in zip(group, errors, variances, strict=True):
                 one = self.samples[index]  # back to the noise that intervals start from
-                known = variance - (one.own * one.doubt) ** 2
-                noise = math.hypot(one.own, one.unsure)
+                known = variance - (one.own_noise * one.doubt) ** 2
+                noise = math.hypot(one.own_noise, one.unsure)
                 found[index] = error / math.sqrt(max(known, 0.0) + noise**2)
         return tuple(found)
 
     def _without(self, samples: Sequence[StepSample]) -> tuple[list[float], list[float]]:
-        """Return the relative errors of samples predicted without them, and their variances."""
-        rows = self._rows(samples)
-        scales = [one.own * one.doubt for one in samples]
-        shared = [bool(one.node) / scale for one, scale in zip(samples, scales, strict=True)]
-        share = _share(shared)
-        total = [_dot(shared, column) for column in zip(*rows, strict=True)]
-        rows = [
-            [value - share * mine * all_ for value, all_ in zip(row, total, strict=True)]
-            for row, mine in zip(rows, shared, strict=True)
+        """Return the relative errors of samples predicted without them, and their variances.
+
+        The samples are a whole node, or have none. Their predictive covariance without them is the
+        inverse of their block of the precision of all samples, with the beliefs integrated out
+        (Rasmussen and Williams 2006, 5.4.2). Kinds at zero are kept there.
+        """
+        rows = self._scaled_rows(samples)
+        scales = [one.own_noise * one.doubt for one in samples]
+        sizes = [bool(one.node) / scale for one, scale in zip(samples, scales, strict=True)]
+        effect, node_variance = _shared(sizes, rows)
+        rows = [  # times the inverse of the covariance of a node's errors
+            [value - size * of_node for value, of_node in zip(row, effect, strict=True)]
+            for row, size in zip(rows, sizes, strict=True)
         ]
         precision: Matrix = []
         for i, (*row, _) in enumerate(rows):
             turned = _times(self.covariance, row)
-            known = [
-                share * shared[i] * mine + _dot(turned, one)
-                for mine, one in zip(shared, rows, strict=True)
+            explained = [
+                node_variance * sizes[i] * size + _dot(turned, other)
+                for size, other in zip(sizes, rows, strict=True)
             ]
-            precision.append([(i == j) - value for j, value in enumerate(known)])
+            precision.append([(i == j) - value for j, value in enumerate(explained)])
         inverse = _inverse(precision)
         errors = [row[-1] for row in rows]
         return (
@@ -207,21 +208,23 @@ def least_squares(
     names = (*kinds, *devices)
     place, size = {name: i for i, name in enumerate(names)}, len(names)
     matrix, vector = [[0.0] * size for _ in names], [0.0] * size
-    nodes: dict[str, Node] = {}
-    for one in ordered:  # most kinds of work are in few samples
-        scale, believed = one.scale, sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
-        filled = [(place[kind], value / scale) for kind, value in one.work.items() if kind in place]
-        each = one.seconds / scale
-        filled += [(place[d], each * ((d == one.device) - 1 / len(devices))) for d in devices]
-        rest = (one.seconds - believed) / scale
-        for i, value in filled:
+    nodes: dict[str, list[_Equation]] = {}
+    for one in ordered:
+        of_held = sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
+        terms = [(place[kind], value) for kind, value in one.work.items() if kind in place]
+        shares = zip(devices, _device_shares(one.device, devices), strict=True)
+        terms += [(place[name], one.seconds * share) for name, share in shares]
+        scaled = [(i, value / one.scale) for i, value in terms]
+        rest = (one.seconds - of_held) / one.scale
+        for i, value in scaled:
             vector[i] += value * rest
-            for j, other in filled:
+            for j, other in scaled:
                 matrix[i][j] += value * other
         if one.node:
-            nodes.setdefault(one.node, []).append((each, rest, filled))
-    for group in nodes.values():
-        _take_off(matrix, vector, group)
+            equation = _Equation(one.seconds / one.scale, rest, scaled)
+            nodes.setdefault(one.node, []).append(equation)
+    for equations in nodes.values():
+        _integrate_out(matrix, vector, equations)
     for i, name in enumerate(names):
         weight = (DEVICE_SPREAD if name in devices else belief.deviation[name]) ** -2
         matrix[i][i] += weight
@@ -233,26 +236,43 @@ def least_squares(
     return RateFit(belief, kinds, slowness, covariance, ordered, devices)
 
 
-# Of each sample of a node: its seconds, its seconds without what is held, its work; over its scale.
-Node = list[tuple[float, float, list[tuple[int, float]]]]
+class _Equation(NamedTuple):
+    """A sample of a node, scaled."""
+
+    seconds: float
+    rest: float  # of them, without what is held
+    terms: list[tuple[int, float]]  # place and coefficient: most kinds are in few samples
 
 
-def _share(seconds: Sequence[float]) -> float:
-    """Return the variance of what a node's samples share, of its samples' sum over their scale."""
-    return 1 / (sum(one * one for one in seconds) + DEVICE_SPREAD**-2)
+def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
+    """Return the coefficients of the devices' effects on one of them, relative to their mean."""
+    if device not in devices:
+        return [0.0] * len(devices)
+    return [(name == device) - 1 / len(devices) for name in devices]
 
 
-def _take_off(matrix: Matrix, vector: list[float], node: Node) -> None:
-    """Take off the normal equations what the samples of a node share, whose size is not known."""
-    share = _share([each for each, _, _ in node])
-    total, rest = [0.0] * len(vector), sum(each * rest for each, rest, _ in node)
-    for each, _, filled in node:
-        for i, value in filled:
-            total[i] += each * value
-    for i, one in enumerate(total):
-        if one:
-            vector[i] -= share * one * rest
-            matrix[i] = [a - share * one * b for a, b in zip(matrix[i], total, strict=True)]
+def _variance_of_node(sizes: Sequence[float]) -> float:
+    """Return the variance of a node's effect, whose coefficients in scaled samples are known."""
+    return 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
+
+
+def _shared(sizes: Sequence[float], rows: Matrix) -> tuple[list[float], float]:
+    """Return the mean effect of a node by column of its samples' scaled rows, and its variance."""
+    variance = _variance_of_node(sizes)
+    return [variance * _dot(sizes, column) for column in zip(*rows, strict=True)], variance
+
+
+def _integrate_out(matrix: Matrix, vector: list[float], node: Sequence[_Equation]) -> None:
+    """Take the unknown effect of a node off the normal equations."""
+    variance = _variance_of_node([one.seconds for one in node])
+    total, rest = [0.0] * len(vector), sum(one.seconds * one.rest for one in node)
+    for one in node:
+        for i, value in one.terms:
+            total[i] += one.seconds * value
+    for i, value in enumerate(total):
+        if value:
+            vector[i] -= variance * value * rest
+            matrix[i] = [a - variance * value * b for a, b in zip(matrix[i], total, strict=True)]
 
 
 def _not_negative(
@@ -260,14 +280,14 @@ def _not_negative(
 ) -> tuple[list[float], Matrix]:
     """Return the minimum without negative values, and the inverse over those above zero.
 
-    Only the ``first`` so many may not be negative, all by default.
+    Only the ``first`` values are bounded, by default all.
     """
     size = len(vector)
-    held = range(size if first is None else first)
+    bounded = range(size if first is None else first)
     free = set(range(size))
     for _ in range(3 * size + 1):
         values, covariance = _solved(matrix, vector, free)
-        negative = [i for i in free if values[i] < 0 and i in held]
+        negative = [i for i in free if values[i] < 0 and i in bounded]
         if negative:
             free.remove(min(negative, key=lambda i: values[i]))
             continue
@@ -281,7 +301,8 @@ def _not_negative(
             return values, covariance
         free.add(best)
     values, covariance = _solved(matrix, vector, free)
-    return [max(value, 0.0) if i in held else value for i, value in enumerate(values)], covariance
+    kept = [max(value, 0.0) if i in bounded else value for i, value in enumerate(values)]
+    return kept, covariance
 
 
 def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[float], Matrix]:

@@ -31,7 +31,7 @@ from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
 from scalebook.untrusted import html_table
 
-_QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
+Z90 = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
@@ -118,7 +118,7 @@ class Predictor:
         for name, group in groups.items():
             freedom = len(group) + _PRIOR_RUNS
             square = (sum(group) + _PRIOR_RUNS * overall) / freedom
-            found[name] = math.sqrt(square) * student_quantile(freedom, 0.95) / _QUANTILE
+            found[name] = math.sqrt(square) * student_quantile(freedom, 0.95) / Z90
         return found
 
     def distance(self, config: RunConfig, shape: ModelShape) -> float:
@@ -145,7 +145,7 @@ class Predictor:
         """
         work = amounts(config, shape, self.machine, ran)
         device = self.accelerator.name if self.accelerator else ""
-        longer = self.fitted.longer(device)
+        longer = self.fitted.device_factor(device)
         slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
         parts = {
             kind: slowness[kind] * (value - work.idle.get(kind, 0.0))
@@ -174,7 +174,7 @@ class Predictor:
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
-        spread = math.exp(_QUANTILE * deviation)
+        spread = math.exp(Z90 * deviation)
         high = rate * spread
         memory_gib = fit_memory.estimate(config, shape).total_gib
         verdict = fit_memory.verdict(memory_gib, self.accelerator)
@@ -343,7 +343,7 @@ def slower_than_parts(
     width = found.widths.get(sample.layout, found.widths[""])
     known = NOISE**2 + found.fitted.variance(sample.work, sample.device, sample.node)
     deviation = math.hypot(width * math.sqrt(known), sample.unsure)
-    spread = math.exp(_QUANTILE * deviation)
+    spread = math.exp(Z90 * deviation)
     return {
         "fraction": rate.seconds / seconds - 1,
         "low": 1 / spread - 1,

@@ -22,7 +22,7 @@ from scalebook.errors import ConfigError
 from scalebook.facts.feasibility.known import ran_out
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.predict.known import KnownRate, configuration, known_rate
-from scalebook.predict.model import Prediction, Predictor
+from scalebook.predict.model import Z90, Prediction, Predictor
 from scalebook.predict.search import Ranking, order, words
 from scalebook.store import Run
 
@@ -36,7 +36,6 @@ _MOST_FAILURES = 3  # one after another, before any trial completed
 # Relative deviation between two starts of a configuration on one machine. Repeats among the
 # committed GPU runs differ by 0.4 %; processes of a CPU share its cores with everything else.
 _RUN_NOISE, _CPU_RUN_NOISE = 0.005, 0.03
-_QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 
 RESULT = "tuned"  # in the schedule of a winner's full run: how it was chosen
 
@@ -220,7 +219,7 @@ class Tuning:
             *(one.steps / total * math.hypot(noise, one.deviation) for one, _ in own)
         )
         rate = config.tokens_per_step / seconds / config.world_size
-        spread = math.exp(_QUANTILE * deviation)
+        spread = math.exp(Z90 * deviation)
         names = tuple(one.run_id for one, _ in own)
         memory = predicted.memory_gib
         return Standing(config, rate, rate / spread, rate * spread, memory, True, len(own), names)

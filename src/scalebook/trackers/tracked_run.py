@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -18,7 +18,7 @@ from scalebook.errors import IngestError
 from scalebook.logs.causes import Ending
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent
-from scalebook.logs.dialects.rows import NAMES, Rows, flat, plain, tell
+from scalebook.logs.dialects.rows import Rows, flat, is_known, tell
 from scalebook.logs.source import Source
 from scalebook.record import Status
 from scalebook.trackers.exported import TAG
@@ -26,7 +26,6 @@ from scalebook.trackers.exported import TAG
 MOST_VALUES = 5_000_000  # numbers of one run that are held at once
 MOST_PARAMETERS = 10_000
 _TOGETHER = 1000  # rows that are turned into text at once
-_KNOWN = frozenset(chain.from_iterable(NAMES.values()))
 _NONE: frozenset[str] = frozenset()
 
 
@@ -56,7 +55,7 @@ class TrackedRun:
 
 def wants(name: str, columns: frozenset[str]) -> bool:
     """Whether a name that a run logged is of a column that the dialect or the user knows."""
-    return name in columns or plain(name) in _KNOWN
+    return name in columns or is_known(name)
 
 
 class History:

@@ -97,11 +97,10 @@ class Mark:
         """End the part."""
         self.marks.end(self.part)
 
-    def __enter__(self) -> None:
-        self.marks.begin(self.part)
+    __enter__ = start
 
     def __exit__(self, *_: object) -> None:
-        self.marks.end(self.part)
+        self.stop()
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ def _split() -> dict[str, Any]:
     }
 
 
-def _with(model: Model, name: str) -> int:
+def _modules_with(model: Model, name: str) -> int:
     """Return how many modules of this rank have something of that name.
 
     Norms (remade) and experts (remakes) keep recipes of an output, layers (host) a tensor in host
@@ -108,9 +108,11 @@ def _with(model: Model, name: str) -> int:
 
 def _recomputed(model: Model) -> dict[str, Any]:
     config = model.config
-    mode = config.recompute_granularity or ("pointwise" if _with(model, "remade") else "none")
+    mode = config.recompute_granularity or (
+        "pointwise" if _modules_with(model, "remade") else "none"
+    )
     names = [*config.recompute_modules] if mode == "selective" else ["core_attn"]
-    if mode == "selective" and _with(model, "remakes"):
+    if mode == "selective" and _modules_with(model, "remakes"):
         names.append("moe_act")
     many, block = config.recompute_num_layers or 0, config.recompute_method == "block"
     return {  # all layers one by one are what block does without a number
@@ -142,7 +144,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
         "gradient_precision": "fp32" if wide else "bf16",
         **_recomputed(model),
-        "offload_layers": _with(model, "host"),
+        "offload_layers": _modules_with(model, "host"),
         "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,

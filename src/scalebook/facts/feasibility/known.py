@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from scalebook import identity
@@ -11,6 +11,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.legality import fit
+from scalebook.facts.memory import StageMemory
 from scalebook.record import RunRecord
 from scalebook.settings import names
 from scalebook.step_columns import Steps
@@ -212,7 +213,7 @@ def scope_of(cell: Cell) -> tuple[object, ...]:
     return tuple(getattr(cell, name) for name in SCOPE)
 
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "backward")
+PARTS = tuple(one.name for one in fields(StageMemory) if one.name != "stage")
 
 
 @dataclass(frozen=True, slots=True)

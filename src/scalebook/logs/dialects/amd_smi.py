@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
@@ -114,10 +115,7 @@ class AMDSMIMonitor(TelemetryDialect):
     signature = re.compile(r"(?:^|\n)(?:TIMESTAMP +)?GPU +(?:XCP +)?(?:POWER|GPU_T|GFX)")
     _UNITS = re.compile(r"(?<=[\d./]) (?:W|°C|C|%|MHz|MB|GB|Mb/s)(?= |$)")
     _NAMES: ClassVar = columns("amd-smi-monitor")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header: list[str] = []
+    _header: Sequence[str] = ()
 
     def line(self, line: str) -> bool:
         """Take a header or a row of one device."""

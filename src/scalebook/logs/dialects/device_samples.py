@@ -63,10 +63,7 @@ class CSVTelemetry(TelemetryDialect):
 
     names: ClassVar[Sequence[tuple[str, str, float | None]]]
     first_cells: ClassVar[tuple[str, ...]]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header: list[tuple[str, float | None, str] | None] = []
+    _header: Sequence[tuple[str, float | None, str] | None] = ()
 
     def line(self, line: str) -> bool:
         """Take a header or a row."""

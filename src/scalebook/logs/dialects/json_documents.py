@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, ClassVar, cast
 
@@ -126,16 +126,23 @@ def _columns(known: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(item, list) and item and isinstance(item[0], int | float)
     }
     steps = next((lists[name] for name in _STEPS if name in lists), None)
-    if steps is None:
-        start, each = known.get("start_step"), known.get("step_interval", 1)
-        if not isinstance(start, int) or not isinstance(each, int) or not lists:
-            return []
-        steps = [start + each * at for at in range(len(next(iter(lists.values()))))]
+    if steps is None and "start_step" in known:
+        steps = _numbered(known, len(next(iter(lists.values()), ())))
+    if not steps:
+        return []
     same = {key: item for key, item in lists.items() if len(item) == len(steps)}
     return [
         {**{key: item[at] for key, item in same.items()}, "step": step}
         for at, step in enumerate(steps)
     ]
+
+
+def _numbered(series: Mapping[str, Any], many: int) -> Sequence[int]:
+    """Return the steps of a series that states the first one and the distance between them."""
+    first, each = series.get("start_step"), series.get("step_interval")
+    start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
+    interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
+    return range(start, start + many * interval, interval)
 
 
 def _singular(name: str) -> str:
@@ -166,10 +173,8 @@ class TrainerState(JSONDialect):
         history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
         ends = [item for item in history if "train_runtime" in item]
         whole: dict[str, Any] = ends[-1] if ends else {}
-        runtime, steps = (
-            cell_value(whole.get("train_runtime")),
-            cell_value(document.get("global_step")),
-        )
+        runtime = cell_value(whole.get("train_runtime"))
+        steps = cell_value(document.get("global_step"))
         beside = sum(_other_runtimes(history[: history.index(whole)] if whole else ()))
         factor = runtime / (runtime - beside) if runtime > beside else 1.0
         rate = cell_value(whole.get("train_steps_per_second")) * factor
@@ -237,11 +242,8 @@ def _series(series: Any) -> Iterator[tuple[int, Any]]:
             if str(key).isdigit():
                 yield integer(str(key)), value
     elif isinstance(values, list):
-        first, each = series.get("start_step"), series.get("step_interval")
-        start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
-        interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
-        for index, value in enumerate(cast("list[Any]", values)):
-            yield start + index * interval, value
+        listed = cast("list[Any]", values)
+        yield from zip(_numbered(series, len(listed)), listed, strict=True)
 
 
 class Autotuning(JSONDialect):

@@ -35,10 +35,7 @@ class Nanochat(LineDialect):
     _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
     _MFU = re.compile(r"(?i)mfu: ([\d.]+)")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._of_rank = self._total = 0
+    _of_rank = 0
 
     def line(self, line: str) -> bool:
         """Take a record, or one of the lines on the batch."""

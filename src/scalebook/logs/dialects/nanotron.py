@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, names, number, scaled
@@ -72,10 +73,7 @@ class NanotronCSV(LineDialect):
     name = "nanotron-csv"
     markers = ("time_per_iteration_ms,",)
     signature = re.compile(r"(?:^|\n)iteration,[^\n]*time_per_iteration_ms,")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header: list[str] = []
+    _header: Sequence[str] = ()
 
     def line(self, line: str) -> bool:
         """Take the header or a row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
@@ -42,10 +43,7 @@ class NvidiaDmon(TelemetryDialect):
     markers = ("# gpu", "#gpu", "# Date", "#Date", "#Time", "# Time")
     signature = re.compile(r"(?:^|\n)\s*# ?(?:(?:Date +)?Time +)?gpu +\w+ ")
     _NAMES: ClassVar = columns("nvidia-smi-dmon")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header: list[str] = []
+    _header: Sequence[str] = ()
 
     def line(self, line: str) -> bool:
         """Take a header or a row of one device."""
@@ -73,10 +71,7 @@ class DcgmiDmon(TelemetryDialect):
     markers = ("#Entity", "# Entity")
     signature = re.compile(r"(?:^|\n)\s*# ?Entity +\w+")
     _NAMES: ClassVar = columns("dcgmi-dmon")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header: list[str] = []
+    _header: Sequence[str] = ()
 
     def line(self, line: str) -> bool:
         """Take the header or a whole row."""

@@ -129,9 +129,9 @@ _REMEDY = (
     "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
     "with --map, such as --map step_seconds=COLUMN."
 )
-# Files that say nothing of the steps of a run, by pieces of them.
 _TELEMETRY = "which is telemetry, not a training log"
-_SAMPLES = (
+# Files without the steps of a run, by pieces of their text.
+_WITHOUT_STEPS = (
     ("DCGM_FI_", f"samples of DCGM's exporter, {_TELEMETRY}"),
     ("dcgm", f"output of DCGM, {_TELEMETRY}"),
     ("NVIDIA-SMI", f"the table of nvidia-smi, {_TELEMETRY}"),
@@ -143,7 +143,7 @@ _SAMPLES = (
 
 def _nearest(text: str) -> str:
     """Return a sentence on the dialect that shares most markers with a text; empty without one."""
-    for piece, what in _SAMPLES:
+    for piece, what in _WITHOUT_STEPS:
         if piece in text:
             return f"It looks like {what}. "
     shared = {

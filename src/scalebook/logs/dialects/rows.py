@@ -42,11 +42,7 @@ _MOST_CELLS = 400
 def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the cells of a nested object, names joined by ``/``; ``metrics/`` is left out."""
     for key, item in value.items():
-        name = (
-            f"{before}/{key}"
-            if before and before not in ("metrics", "data", "extras")
-            else str(key)
-        )
+        name = f"{before}/{key}" if before not in ("", "metrics", "data", "extras") else str(key)
         if isinstance(item, dict) and depth < _MOST_DEPTH:
             yield from flat(cast("dict[str, Any]", item), name, depth + 1)
         else:
@@ -180,10 +176,10 @@ _PER_DEVICE = "per_device_train_batch_size"
 
 def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False) -> None:
     """Record what the parameters of a run say of its configuration and of the device."""
-    last = {name.replace("/", ".").rpartition(".")[2].lower() for name in parameters}
+    last = {name: name.replace("/", ".").rpartition(".")[2].lower() for name in parameters}
     for name, value in parameters.items():
-        short = name.replace("/", ".").rpartition(".")[2].lower()
-        if short == "train_batch_size" and _PER_DEVICE in last:
+        short = last[name]
+        if short == "train_batch_size" and _PER_DEVICE in last.values():
             continue
         if not isinstance(value, str | int) and weak:
             continue
@@ -256,6 +252,12 @@ _MEASURED = {target for target in NAMES if target not in ("step", "learning_rate
 _EXACT = ("global_batch_size", "time", "tokens_in_step")  # not behind words such as train
 
 
+@lru_cache(maxsize=4096)
+def is_known(name: str) -> bool:
+    """Whether a name is that of a column."""
+    return bool(_targets((name,)))
+
+
 def is_record(names: Iterable[str]) -> bool:
     """Whether names are those of a step and of something measured."""
     columns = _targets(tuple(names)).keys()
@@ -300,6 +302,7 @@ def _targets(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def cells_of(line: str) -> Iterator[tuple[str, Any]]:
+    """Yield the cells of a JSON object by name; nothing if it is broken."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

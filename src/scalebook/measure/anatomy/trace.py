@@ -35,7 +35,7 @@ def _integers() -> array[int]:
 
 @dataclass(slots=True)
 class EventRows:
-    """Events of one sort, a column a field. ``where`` is a device and stream, or a thread."""
+    """Events of one sort, one column per field. ``where`` is a device and stream, or a thread."""
 
     start: array[float] = field(default_factory=_doubles)
     stop: array[float] = field(default_factory=_doubles)

@@ -92,7 +92,7 @@ def _most_by_chance(freedom: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class ChanceVariance:
     """What two sides may differ by: a variance of logarithms, and what it consists of."""
 
     variance: float
@@ -101,9 +101,9 @@ class Apart:
     measured: Spread | None  # of single runs that nothing but a start tells apart
 
 
-def apart(
+def chance_variance(
     a: Sequence[Estimate], b: Sequence[Estimate], start_spread: float, device_spread: float
-) -> Apart:
+) -> ChanceVariance:
     """Return what two sides of nothing but other starts, on these nodes, may differ by.
 
     A node is as fast for all its runs: repeats do not take its share away, the other side on the
@@ -126,10 +126,10 @@ def apart(
     measured = spread(split, start_spread)
     if measured is None:
         own = sum((start_spread**2 + fmean(i.variance for i in one)) / len(one) for one in sides)
-        return Apart(own + devices, None, devices, None)
+        return ChanceVariance(own + devices, None, devices, None)
     own = measured.variance * (1 / len(a) + 1 / len(b))
     freedom = measured.freedom * (1 + devices / own) ** 2 if own else measured.freedom
-    return Apart(own + devices, freedom, devices, measured)
+    return ChanceVariance(own + devices, freedom, devices, measured)
 
 
 @dataclass(frozen=True, slots=True)

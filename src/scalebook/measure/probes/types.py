@@ -157,7 +157,7 @@ class Topology(_Row):
     """How the devices of the node are linked, in the words of the vendor's tool; may be empty."""
 
     devices: tuple[str, ...] = ()
-    links: tuple[tuple[str, ...], ...] = ()  # a row a device, a column a device
+    links: tuple[tuple[str, ...], ...] = ()  # one row per device, one column per device
     nvlink_gb_per_second: dict[str, tuple[float, ...]] = {}  # of each active link, by device
 
 

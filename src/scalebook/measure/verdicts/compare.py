@@ -14,9 +14,9 @@ from scalebook.measure.metrics.repeats import (
     START_SPREAD,
     WORTH,
     Z95,
-    Apart,
+    ChanceVariance,
     Estimate,
-    apart,
+    chance_variance,
 )
 from scalebook.untrusted import html_table
 
@@ -106,7 +106,7 @@ def compare(
     differ by, ``device_spread``, counts where the sides ran on other ones, repeats or not.
     """
     difference = fmean(item.log_rate for item in a) - fmean(item.log_rate for item in b)
-    found = apart(a, b, start_spread, device_spread)
+    found = chance_variance(a, b, start_spread, device_spread)
     half = _quantile(found.freedom, level) * math.sqrt(found.variance)
     low, high = math.exp(difference - half), math.exp(difference + half)
     word: Word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
@@ -137,7 +137,7 @@ def _advice(
     size: float,
     start: float,
     *,
-    found: Apart,
+    found: ChanceVariance,
     level: float,
 ) -> str:
     """Return what would decide a difference of the size seen: steps, repeats, or one node."""

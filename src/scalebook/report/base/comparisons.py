@@ -389,7 +389,7 @@ def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
 
 
 def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
-    """Yield a row a basis: the throughput has an interval, a stated price may have a range."""
+    """Yield one row per basis: the throughput has an interval, a stated price may have a range."""
     a, b = pair.a[0], pair.b[0]
     verdict = pair.verdict
     for per, unit, divisor, missing in _bases(stated):

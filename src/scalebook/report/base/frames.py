@@ -242,8 +242,8 @@ class ReportData:
     """Everything that a page is a function of."""
 
     folder: Path
-    runs: pl.DataFrame  # a row a run, columns of ``run_schema``
-    steps: pl.DataFrame  # a row a step, columns of STEP_SCHEMA
+    runs: pl.DataFrame  # one row per run, columns of ``run_schema``
+    steps: pl.DataFrame  # one row per step, columns of STEP_SCHEMA
     log_tails: Mapping[str, tuple[str, ...]]  # by run id
     notes: Mapping[str, tuple[str, ...]]  # by run id: what a record says beside its numbers
     problems: tuple[str, ...]  # directories and lines that could not be read, in words
@@ -251,7 +251,7 @@ class ReportData:
     ingests: Mapping[str, Any] = field(default_factory=dict[str, Any])
     # by run id: sentences about what ran otherwise than asked for
     differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    # a row a cell of the feasibility maps, columns of FEASIBILITY_SCHEMA
+    # one row per cell of the feasibility maps, columns of FEASIBILITY_SCHEMA
     feasibility: pl.DataFrame = field(default_factory=lambda: feasibility_frame(()))
     # by run id: where the steps of a run spend their time, as far as it tells
     anatomies: Mapping[str, RunAnatomy] = field(default_factory=dict[str, RunAnatomy])
@@ -489,7 +489,7 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
     more = {name: _setting(record, name) for name in RUN_SETTINGS}
     # some logs have a version as a number
     known = {name: environment.get(name) for name in VERSIONS}
-    stood_on = {n: str(one) if type(one) in (int, float) else one for n, one in known.items()}
+    software = {n: str(one) if type(one) in (int, float) else one for n, one in known.items()}
     more |= {
         "started_at": record.started_at,
         "finished_at": record.finished_at,
@@ -502,7 +502,7 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
         "setup": identity.series(record),
     }
     reason = item.reason and item.reason.replace(" did not fit of ", " did not fit in the ")
-    return item.as_dict() | stood_on | more | {"reason": reason}  # old records have other words
+    return item.as_dict() | software | more | {"reason": reason}  # old records have other words
 
 
 def _setting(record: RunRecord, name: str) -> Any:
@@ -623,6 +623,6 @@ def _reasons(value: Any) -> str | None:
 
 
 def feasibility_frame(runs: Iterable[Run]) -> pl.DataFrame:
-    """Return a row a cell of the feasibility maps of these runs, map after map."""
+    """Return one row per cell of the feasibility maps of these runs, map after map."""
     cells = (asdict(cell) for cell in feasibility(runs))
     return pl.DataFrame(list(cells), schema=FEASIBILITY_SCHEMA)

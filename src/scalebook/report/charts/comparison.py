@@ -17,7 +17,7 @@ from scalebook.report.charts.figure import (
     drawn,
     names,
     rows,
-    told,
+    tooltips,
 )
 from scalebook.report.charts.rate_charts import whiskers
 from scalebook.report.charts.theme import GREY, PALETTE
@@ -30,7 +30,7 @@ COLOURS = alt.Scale(domain=list(WORDS), range=[PALETTE["light"][2], GREY, PALETT
 
 
 def ratios(found: Sequence[Mapping[str, Any]], axis: str, what: str) -> Figure | None:
-    """Return points with intervals, a row a comparison, none marked; None for no row.
+    """Return points with intervals, one row per comparison, none marked; None for no row.
 
     ``change`` is a ratio less 1, change_low and change_high the ends of its interval, ``word`` the
     verdict, run_id that of the first side. ``axis`` says what is over what, ``what`` is the noun
@@ -46,7 +46,7 @@ def ratios(found: Sequence[Mapping[str, Any]], axis: str, what: str) -> Figure |
         x=alt.X("change:Q", title=axis, axis=alt.Axis(labelExpr=SIGNED, tickCount=7)),
         color=alt.Color("word:N", title=None, scale=COLOURS),
         shape=by_source(shown["source"]),
-        tooltip=told(
+        tooltip=tooltips(
             *(("label", what), "run_id", ("other_run_id", "against"), ("kind", ""), "source"),
             *(("change", "difference", "+.2%"), ("change_low", "from", "+.2%")),
             *(("change_high", "to", "+.2%"), ("word", "verdict")),
@@ -76,7 +76,7 @@ def against_baseline(found: Sequence[Mapping[str, Any]]) -> Figure:
         x=alt.X("rate:Q", title=unit, axis=TICKS),
         color=alt.Color("step:N", title=None, sort=None),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
-        tooltip=told(
+        tooltip=tooltips(
             *(("label", "configuration"), "run_id", "source", ("rate", unit, ",.0f")),
             *(("rate_low", "from", ",.0f"), ("rate_high", "to", ",.0f")),
         ),

@@ -14,6 +14,7 @@ from altair.utils import schemapi
 
 from scalebook.report.base.frames import for_charts
 from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
+from scalebook.report.base.naming import platform_title
 from scalebook.report.charts.theme import FAINT, GREY, config
 
 SHAPES = {
@@ -37,7 +38,7 @@ TICKS = alt.Axis(tickCount=6)
 SHARES = alt.Axis(format="%", tickCount=6)
 FROM_ZERO = alt.Scale(domainMin=0)
 PALER = alt.condition("datum.source == 'measured'", alt.value(1), alt.value(FAINT))
-TOLD = {"run_id": "run", "label": "what", "split": "parallelism", "micro": "micro batch"}
+TITLES = {"run_id": "run", "label": "what", "split": "parallelism", "micro": "micro batch"}
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
     '<script type="application/json" class="sb-spec">{}</script>'
@@ -172,12 +173,12 @@ def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
     return alt.Y(f"{column}:N", sort=list(order), title=None, axis=axis)
 
 
-def told(*columns: str | tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
+def tooltips(*columns: str | tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
     """Return what a mark shows under the pointer: words with their title, numbers with a format.
 
     A number is (column, title, format); an empty title is the name of the column.
     """
-    given = [(one, TOLD.get(one, "")) if isinstance(one, str) else one for one in columns]
+    given = [(one, TITLES.get(one, "")) if isinstance(one, str) else one for one in columns]
     return [
         alt.Tooltip(
             f"{name}:{'Q' if format_ else 'N'}",
@@ -195,6 +196,13 @@ def first(
     every: list[str] = data["label"].unique(maintain_order=True).to_list()
     cut = f"The first {most} of {len(every)} {what}" if len(every) > most else None
     return every[:most], data.filter(pl.col("label").is_in(every[:most])), cut
+
+
+def by_platform(bars: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the title of each platform with its rows."""
+    data = pl.DataFrame(bars, infer_schema_length=None)
+    for (name,), members in data.group_by("platform", maintain_order=True) if bars else ():
+        yield platform_title(name), members
 
 
 def stacked(

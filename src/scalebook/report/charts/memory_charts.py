@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.naming import platform_title
+from scalebook.facts.feasibility.known import PARTS
 from scalebook.report.base.quantities import count, quantity
 from scalebook.report.charts.figure import (
     AnyChart,
     Figure,
     Figures,
     by,
+    by_platform,
     by_source,
     drawn,
     first,
     names,
     rows,
     stacked,
-    told,
+    tooltips,
 )
 from scalebook.report.charts.theme import GREY, PALETTE
 
-PART_NAMES = (
-    *("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "backward"),
-)
 # Two runs of one place in a map may disagree; so there are four verdicts.
 VERDICTS = ("fits", "out of memory", "both", "cannot tell")
 KINDS = ("shown by a run", "inferred", "predicted")
 SOLID = (1.0, 0.25, 0.0)  # how solid the place of each kind is
 _BESIDE_ZERO = alt.Scale(zero=False, padding=12)
-_RUN = told("run_id", "label", "source")
+_RUN = tooltips("run_id", "label", "source")
 _MEASURED = ("peak_memory_gib", "measured peak, GiB", ".2f")
 
 
@@ -49,7 +48,7 @@ def predicted_against_measured(compared: pl.DataFrame) -> Figure | None:
     line = alt.Chart(alt.Data(values=[{"gib": end} for end in ends])).mark_line(
         strokeDash=[5, 4], strokeWidth=1.5, color=GREY
     )
-    numbers = told(
+    numbers = tooltips(
         ("ending", "ended as"), ("predicted_gib", "predicted, GiB", ".2f"), _MEASURED,
         ("difference_gib", "difference, GiB", "+.2f"),
     )  # fmt: skip
@@ -89,7 +88,7 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
         x=alt.X("peak_memory_gib:Q", title="measured peak, GiB per GPU", scale=_BESIDE_ZERO),
         y=alt.Y("tokens_per_second_per_gpu:Q", title="tokens/s per GPU", scale=_BESIDE_ZERO),
         shape=by_source(data["source"]),
-        tooltip=[*_RUN, *told(_MEASURED, rate)],
+        tooltip=[*_RUN, *tooltips(_MEASURED, rate)],
     )
     best = base.transform_filter("datum.best")
     chart = (
@@ -100,31 +99,26 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
     least = min(data.filter("best")["peak_memory_gib"].to_list())
     words = (
         f"Rate over measured memory of {count(data.height, 'run')}; {len(frontier)} of them "
-        f"are beaten by none in both, from {quantity(least, 'GiB')} on."
+        f"are the fastest for their memory, from {quantity(least, 'GiB')} on."
     )
     return drawn(chart, words, 260)
 
 
-def parts(bars: pl.DataFrame) -> Figures | None:
+def parts(bars: Sequence[Mapping[str, Any]]) -> Figures | None:
     """Return the predicted parts as stacked bars, one chart per platform, with the measured peak.
 
-    A row a part: run_id, label, platform, source, part, gib, its place in the bar, and of the run
-    total_gib, peak_memory_gib and capacity_gib.
+    One row per part: run_id, label, platform, source, part, gib, its place in the bar, and of the
+    run total_gib, peak_memory_gib and capacity_gib.
     """
-    if bars.is_empty():
-        return None
-    platforms = bars.group_by("platform", maintain_order=True)
-    return Figures.of((platform_title(name), _parts(members)) for (name,), members in platforms)
+    return Figures.of((name, _parts(members)) for name, members in by_platform(bars))
 
 
 def _parts(bars: pl.DataFrame) -> Figure:
     labels, data, cut = first(bars.filter(pl.col("gib") > 0).drop("platform"))
     numbers = (("gib", "predicted, GiB", ".2f"), ("total_gib", "in all, GiB", ".2f"), _MEASURED)
-    tips = [*_RUN, *told("part", *numbers)]
+    tips = [*_RUN, *tooltips("part", *numbers)]
     x = alt.X("gib:Q", title="GiB on the fullest rank", stack="zero")
-    chart: AnyChart = stacked(data, labels, x, PART_NAMES, tips) + _ticks(
-        data, names("label", labels)
-    )
+    chart: AnyChart = stacked(data, labels, x, PARTS, tips) + _ticks(data, names("label", labels))
     for size in data["capacity_gib"].drop_nulls().unique().to_list():
         rule = alt.Chart(alt.Data(values=[{"gib": size}]))
         chart += rule.mark_rule(strokeDash=[5, 4]).encode(x="gib:Q")
@@ -145,7 +139,7 @@ def _ticks(data: pl.DataFrame, y: alt.Y) -> AnyChart:
 
 
 def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
-    """Return one map: a row a split and recomputation, a column a micro batch.
+    """Return one map: one row per split and recomputation, one column per micro batch.
 
     ``cells`` are in the order of the rows: row, micro, verdict, ``kind`` (one of KINDS), what is
     ``shown`` in the cell, run_ids, reason, evidence, peak_memory_gib and predicted_gib;
@@ -166,7 +160,7 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         color=alt.Color("verdict:N", title=None, scale=verdict),
         stroke=alt.Stroke("verdict:N", title=None, scale=verdict),
         fillOpacity=alt.FillOpacity("kind:O", title=None, scale=solid, legend=square),
-        tooltip=told(
+        tooltip=tooltips(
             *(("row", "split"), ("micro", "micro batch"), ("verdict", ""), ("evidence", "")),
             *(_MEASURED, ("predicted_gib", "predicted, GiB", ".2f")),
             *(("reason", "why"), ("run_ids", "run")),

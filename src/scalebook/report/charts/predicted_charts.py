@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count
-from scalebook.report.charts.figure import SHARES, SIGNED, Figure, drawn, names, rows, told
+from scalebook.report.charts.figure import SHARES, SIGNED, Figure, drawn, names, rows, tooltips
 
 ROW_HEIGHT = 28
 Rows = Sequence[Mapping[str, Any]]  # each with run_id, label and platform
@@ -28,7 +28,7 @@ def errors(points: Rows, families: Sequence[str]) -> Figure | None:
         y=alt.Y("family:N", sort=order, title=None),
         x=alt.X("error:Q", title=title, axis=axis, scale=scale),
         color=alt.Color("platform:N", title=None),
-        tooltip=told(*_WHO, ("error", "", "+.1%")),
+        tooltip=tooltips(*_WHO, ("error", "", "+.1%")),
     )  # fmt: skip
     words = f"Error of {count(len(points), 'prediction')} in {count(len(order), 'kind')} of layout."
     return drawn(alt.layer(_rule("error", 0.0), marks), words, ROW_HEIGHT * len(order) + 10)
@@ -55,7 +55,7 @@ def rates(points: Rows, known: int) -> Figure | None:
     base = alt.Chart(rows(over)).encode(
         y=names("label", order, grid=True),
         color=alt.Color("platform:N", title=None),
-        tooltip=told(*_WHO, *((name, "", ",.0f") for name in columns)),
+        tooltip=tooltips(*_WHO, *((name, "", ",.0f") for name in columns)),
     )
     chart = alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(x=low, x2="high_share:Q"),
@@ -79,7 +79,7 @@ def parts(bars: Rows, order: Sequence[str]) -> Figure | None:
         x=alt.X("share:Q", title=title, axis=SHARES, stack="zero"),
         color=alt.Color("part:N", title=None, sort=list(order)),
         order=alt.Order("place:Q"),
-        tooltip=told(*_WHO, "part", ("share", "", ".1%")),
+        tooltip=tooltips(*_WHO, "part", ("share", "", ".1%")),
     )  # fmt: skip
     words = f"Predicted parts of the step of {count(len(labels), 'configuration')}."
     return drawn(alt.layer(marks, _rule("share", 1.0)), words, ROW_HEIGHT * len(labels) + 10)

@@ -11,7 +11,7 @@ import polars as pl
 from scalebook.measure.probes import Collective, Matmul, Sustained
 from scalebook.report.base.naming import precision_title
 from scalebook.report.base.quantities import count, number, percent
-from scalebook.report.charts.figure import TICKS, Figure, drawn, rows, told
+from scalebook.report.charts.figure import TICKS, Figure, drawn, rows, tooltips
 
 TFLOPS = "TFLOP/s"
 # Expressions of Vega that write a tick: a whole number, or bytes in their binary unit.
@@ -26,7 +26,7 @@ BINARY = (
 def _curves(
     values: Sequence[Mapping[str, Any]], x: tuple[str, str, str], title: str, colour: str, tips: Any
 ) -> Any:
-    """Return rates over sizes, a line a kind; the axis doubles and has a tick per measured size.
+    """Return rates over sizes, one line per kind; the axis doubles, with a tick per measured size.
 
     ``x`` has the column, its title and the expression of its ticks.
     """
@@ -38,7 +38,7 @@ def _curves(
         y=alt.Y("rate:Q", title=title, axis=TICKS),
         color=alt.Color(f"{colour}:N", title=None),
     )
-    marks = base.mark_point(filled=True, size=70).encode(tooltip=told(colour, *tips))
+    marks = base.mark_point(filled=True, size=70).encode(tooltip=tooltips(colour, *tips))
     return base.mark_line() + marks
 
 
@@ -82,7 +82,7 @@ def over_time(row: Sustained) -> Figure | None:
     chart = alt.Chart(alt.Data(values=values)).mark_line(point=True).encode(
         x=alt.X("seconds:Q", title="seconds"),
         y=alt.Y("rate:Q", title=TFLOPS, scale=alt.Scale(zero=False)),
-        tooltip=told(("rate", TFLOPS, ",.4~g")),
+        tooltip=tooltips(("rate", TFLOPS, ",.4~g")),
     )  # fmt: skip
     words = (
         f"Rate of one {precision_title(row.precision)} product over {number(row.seconds)} s: "
@@ -93,7 +93,7 @@ def over_time(row: Sustained) -> Figure | None:
 
 
 def bus(found: Sequence[Collective]) -> Figure | None:
-    """Return the bus rate of collectives by size of the buffer, a colour an operation."""
+    """Return the bus rate of collectives by size of the buffer, one colour per operation."""
     if not found:
         return None
     values = [

@@ -28,7 +28,7 @@ from scalebook.report.charts.figure import (
     drawn,
     names,
     rows,
-    told,
+    tooltips,
 )
 from scalebook.report.charts.theme import FAINT, GREY
 
@@ -41,12 +41,14 @@ _FIELDS = (
     "run_id", "label", "name", "model", "platform", "split", "source", "step_seconds_median",
     "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu", "mfu_low", "mfu_high",
 )  # fmt: skip
-_WHICH_RUN = told("run_id", ("model", ""), ("platform", ""), ("name", "configuration"), "source")
+_WHICH_RUN = tooltips(
+    "run_id", ("model", ""), ("platform", ""), ("name", "configuration"), "source"
+)
 _TOOLTIP = [
     *_WHICH_RUN,
-    *told(("tokens_per_second", "tokens/s", ",.0f"), ("rate", "ranked by", ",.0f")),
-    *told(("rate_unit", "in"), ("step_seconds_median", "median step, s", ".4f")),
-    *told(("interval", "95 % interval")),
+    *tooltips(("tokens_per_second", "tokens/s", ",.0f"), ("rate", "ranked by", ",.0f")),
+    *tooltips(("rate_unit", "in"), ("step_seconds_median", "median step, s", ".4f")),
+    *tooltips(("interval", "95 % interval")),
 ]
 
 
@@ -110,7 +112,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
         x=alt.X("mfu:Q", title="MFU", axis=SHARES, scale=FROM_ZERO),
         color=by("model", data),
         shape=by_source(data["source"]),
-        tooltip=[*_TOOLTIP, *told(("mfu", "MFU", ".1%"))],
+        tooltip=[*_TOOLTIP, *tooltips(("mfu", "MFU", ".1%"))],
     )
     best = data.sort("mfu", descending=True).row(0, named=True)
     words = f"MFU of {count(data.height, 'run')}; the highest is {percent(best['mfu'])} of "
@@ -163,7 +165,7 @@ def _describe(data: pl.DataFrame, column: str, unit: str) -> str:
     )
 
 
-_GROUP = told("run_id", ("group", ""), "split", "source")
+_GROUP = tooltips("run_id", ("group", ""), "split", "source")
 
 
 def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figure | None:
@@ -177,7 +179,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
         return None
     y = names("group", data["group"])
     values = [("value", title, format_), *([("limit", limit, format_)] if limit else [])]
-    base = alt.Chart(rows(data)).encode(y=y, tooltip=[*_GROUP, *told(*values)])
+    base = alt.Chart(rows(data)).encode(y=y, tooltip=[*_GROUP, *tooltips(*values)])
     axis = SHARES if "%" in format_ else TICKS
     chart: Any = base.mark_bar(cornerRadiusEnd=2).encode(
         x=alt.X("value:Q", title=title, axis=axis, scale=FROM_ZERO),
@@ -219,7 +221,7 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
         x=x,
         color=alt.Color("platform:N", title=None, legend=None),
         shape=by_source(data["source"]),
-        tooltip=[*_GROUP, *told(("value", title, ",.0f"))],
+        tooltip=[*_GROUP, *tooltips(("value", title, ",.0f"))],
     )  # fmt: skip
     chart = alt.layer(*([boxes.encode(y=y, x=x)] if many.height else []), points)
     words = f"{title} of {count(data.height, 'run')} in {count(len(order), 'group')}."
@@ -235,7 +237,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
     )  # fmt: skip
     if data.is_empty():
         return None
-    energy = told(
+    energy = tooltips(
         ("millijoules", "mJ/token", ".4~g"), ("mean_power_watts", "W per device", ".0f"),
         ("energy_method", "by"),
     )  # fmt: skip
@@ -254,9 +256,9 @@ WIDTHS = ("16 bit", "8 bit", "4 bit")
 
 
 def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
-    """Return a strip a device of TFLOP/s per GPU; menus pick a model and an accelerator.
+    """Return one strip per device of TFLOP/s per GPU; menus pick a model and an accelerator.
 
-    A row a result: run_id, source, model, accelerator, world_size, sequence_length, precision,
+    One row per result: run_id, source, model, accelerator, world_size, sequence_length, precision,
     ``family`` (one of WIDTHS), tflops, where, and whether it is ``ours``.
     """
     if data.is_empty():
@@ -276,7 +278,7 @@ def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
         shape=by_source(data["source"]),
         size=alt.condition("datum.ours", alt.value(180), alt.value(45)),
         opacity=alt.condition("datum.ours", alt.value(1), alt.value(FAINT)),
-        tooltip=told(
+        tooltip=tooltips(
             *("run_id", "source", ("model", ""), ("accelerator", "")),
             *(("world_size", "GPUs", ",d"), ("sequence_length", "sequence", ",d")),
             *("precision", ("tflops", "TFLOP/s per GPU", ",.0f"), ("where", "from")),

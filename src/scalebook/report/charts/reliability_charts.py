@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, duration
-from scalebook.report.charts.figure import Figure, drawn, first, names, rows, told
+from scalebook.report.charts.figure import Figure, drawn, first, names, rows, tooltips
 
 MOST = 30  # runs of a chart
 ROW_HEIGHT = 34
@@ -23,7 +23,7 @@ PARTS = (
 def checkpoints(bars: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Return one bar per run and kind of the seconds of its checkpoints; None without one.
 
-    A row a bar: run_id, label, source, ``kind`` (one of KINDS), ``seconds`` (median) and size_gib.
+    One row per bar: run_id, label, source, ``kind`` (one of KINDS), median seconds and size_gib.
     """
     if not bars:
         return None
@@ -44,8 +44,8 @@ def checkpoints(bars: Sequence[Mapping[str, Any]]) -> Figure | None:
 def timeline(bars: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Return one bar per drill of what followed the kill, in its order; None without a drill.
 
-    A row a part: run_id, label, source, ``part`` (one of PARTS), its seconds, and the seconds after
-    the kill at which it ``begins`` and ``ends``.
+    One row per part: run_id, label, source, ``part`` (one of PARTS), its seconds, and the seconds
+    after the kill at which it ``begins`` and ``ends``.
     """
     if not bars:
         return None
@@ -69,5 +69,5 @@ def _bars(
     return alt.Chart(rows(data)).mark_bar().encode(
         y=names("label", labels),
         color=alt.Color(f"{column}:N", title=None, scale=alt.Scale(domain=list(order))),
-        tooltip=told("run_id", "label", "source", *tips),
+        tooltip=tooltips("run_id", "label", "source", *tips),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent, quantity
-from scalebook.report.charts.figure import SHARES, TICKS, Figure, by_source, drawn, rows, told
+from scalebook.report.charts.figure import SHARES, TICKS, Figure, by_source, drawn, rows, tooltips
 from scalebook.report.charts.theme import GREY
 
 BORDER = "The dotted vertical line is the border of a node: right of it runs have more nodes."
@@ -122,7 +122,7 @@ def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Ch
         y=y,
         color=alt.Color("layout:N", title=None),
         shape=by_source(points["source"]),
-        tooltip=told(
+        tooltip=tooltips(
             *("run_id", "split", "source", ("world_size", many, "d"), ("nodes", "", "d")),
             *(_RATE, ideal, ("speedup", "speed-up", ".2f"), share),
         ),
@@ -141,7 +141,7 @@ def _doubling(points: pl.DataFrame) -> alt.Scale:
 
 
 def _sizes(points: pl.DataFrame, many: str) -> alt.X:
-    """Return the axis of world sizes, a tick a measured size."""
+    """Return the axis of world sizes, one tick per measured size."""
     log = alt.Scale(type="log", base=2, nice=False, padding=24)
     return alt.X(
         "world_size:Q",
@@ -186,7 +186,7 @@ def fitted(runs: Sequence[Mapping[str, Any]], curve: pl.DataFrame, many: str) ->
             scale=alt.Scale(type="log", nice=False),
             axis=alt.Axis(tickCount=6, format=",.0f"),
         ),
-        tooltip=told(
+        tooltip=tooltips(
             *(("world_size", many, "d"), ("value", "law, tokens/s", ",.0f")),
             *(("low", "from", ",.0f"), ("high", "to", ",.0f"), ("projected", "")),
         ),
@@ -199,7 +199,7 @@ def fitted(runs: Sequence[Mapping[str, Any]], curve: pl.DataFrame, many: str) ->
         x=x,
         y="tokens_per_second:Q",
         shape=by_source(points["source"]),
-        tooltip=told("run_id", "split", "source", ("world_size", many, "d"), _RATE),
+        tooltip=tooltips("run_id", "split", "source", ("world_size", many, "d"), _RATE),
     )  # fmt: skip
     last = curve.sort("world_size").row(-1, named=True)
     words = (

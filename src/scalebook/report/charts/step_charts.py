@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.naming import platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.charts.figure import (
     FROM_ZERO,
     PALER,
+    SHARES,
     TICKS,
     Figure,
     Figures,
+    by_platform,
     drawn,
     first,
     names,
     rows,
     stacked,
-    told,
+    tooltips,
 )
 from scalebook.report.charts.theme import GREY
 
@@ -45,7 +47,7 @@ def thinned(steps: pl.DataFrame, points: int = MAX_POINTS) -> pl.DataFrame:
 
 
 def steadiness(steps: pl.DataFrame, runs: pl.DataFrame) -> Figure | None:
-    """Return a line a run of each step's time over the run's median; None for no step."""
+    """Return one line per run of each step's time over the run's median; None for no step."""
     median = pl.col("step_seconds").median().over("run_id")
     ratio = pl.when(median > 0).then(pl.col("step_seconds") / median)
     known = steps.with_columns(value=ratio, steady=False).drop_nulls("value")
@@ -68,7 +70,7 @@ def run_bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
     several = shown["ending"].n_unique() > 1
     colours = alt.Scale(domain=list(ENDINGS))
     legend = alt.Legend() if several else None
-    tips = told("run_id", "label", "source", ("reason", "ended"), ("value", title, format_))
+    tips = tooltips("run_id", "label", "source", ("reason", "ended"), ("value", title, format_))
     bars = alt.Chart(rows(shown)).mark_bar(cornerRadiusEnd=2).encode(
         y=names("label", labels),
         x=alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO),
@@ -82,7 +84,7 @@ def run_bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
 
 
 def steady_lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | None:
-    """Return a line a run: thick where it is steady, with a cross where it broke off.
+    """Return one line per run: thick where it is steady, with a cross where it broke off.
 
     Columns: run_id, label, source, status, phase, step, value, and ``steady`` of a step that is
     inside the run's steady state. The steps that are in that of every run that has one are shaded.
@@ -137,7 +139,7 @@ def _lines(base: alt.Chart, title: str, *, steady: bool) -> list[alt.Chart]:
 def _tips(title: str) -> list[alt.Tooltip]:
     steady = ("steady", "in the steady state")
     numbers = (("step", "", "d"), "phase", steady, ("value", title, ".4~g"))
-    return told("run_id", "label", "source", "status", *numbers)
+    return tooltips("run_id", "label", "source", "status", *numbers)
 
 
 def _ends(known: pl.DataFrame, title: str, order: list[str]) -> list[alt.Chart]:
@@ -192,28 +194,25 @@ KINDS = (
 )  # fmt: skip
 
 
-def anatomy(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figures | None:
+def anatomy(
+    bars: Sequence[Mapping[str, Any]], domain: tuple[str, ...], axis: str
+) -> Figures | None:
     """Return stacked bars, one chart per platform; None where there is no bar.
 
-    A row a part: run_id, label (the run, and the rank where there are several), platform, source,
-    part, seconds, share, and its place in the bar; ``axis`` names what a share is of.
+    One row per part: run_id, label (the run, and the rank where there are several), platform,
+    source, part, seconds, share, and its place in the bar; ``axis`` names what a share is of.
     """
-    if bars.is_empty():
-        return None
-    platforms = bars.group_by("platform", maintain_order=True)
-    return Figures.of(
-        (platform_title(name), _parts(members, domain, axis)) for (name,), members in platforms
-    )
+    return Figures.of((name, _parts(one, domain, axis)) for name, one in by_platform(bars))
 
 
 def _parts(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure:
     labels, shown, cut = first(bars.drop("platform"), what="bars")
     x = alt.X(
-        "share:Q", title=axis, stack="zero", axis=alt.Axis(format="%", tickCount=6),
+        "share:Q", title=axis, stack="zero", axis=SHARES,
         scale=alt.Scale(domain=[0, 1], clamp=True),  # a sum of shares may round above 1
     )  # fmt: skip
     numbers = (("seconds", "seconds per step", ".4~g"), ("share", "share", ".1%"))
-    tips = told("run_id", "label", "source", "part", *numbers)
+    tips = tooltips("run_id", "label", "source", "part", *numbers)
     largest = shown.sort("share", descending=True).row(0, named=True)
     words = (
         f"{count(len(labels), 'bar')}; the largest part of all is {largest['part']} of "

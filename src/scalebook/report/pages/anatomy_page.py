@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-import polars as pl
-
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
@@ -83,15 +81,13 @@ def _seconds(one: Breakdown) -> dict[str, float | None]:
 
 
 def profile_bars(data: ReportData) -> charts.Figures | None:
-    """Return the profiled steps as bars, a bar a profiled rank."""
+    """Return the profiled steps as bars, one bar per profiled rank."""
     rows = [
         part
         for row, one, label in profiles(data)
         for part in _parts(row, label, profiled_seconds(one), one.step_seconds or 1.0)
     ]
-    return charts.anatomy(
-        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the profiled step"
-    )
+    return charts.anatomy(rows, PARTS, "share of the profiled step")
 
 
 def mark_bars(data: ReportData) -> charts.Figures | None:
@@ -106,9 +102,7 @@ def mark_bars(data: ReportData) -> charts.Figures | None:
                 if marked.parts.get(name, 0.0) > 0
             }
             rows += _parts(row, row["label"], named, marked.step_seconds)
-    return charts.anatomy(
-        pl.DataFrame(rows, infer_schema_length=None), PARTS, "share of the measured step"
-    )
+    return charts.anatomy(rows, PARTS, "share of the measured step")
 
 
 def kind_bars(data: ReportData) -> charts.Figures | None:
@@ -120,9 +114,7 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
             named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
             ordered = {kind: named[kind] for kind in KINDS if named.get(kind, 0.0) > 0}
             rows += _parts(row, label, ordered, total)
-    return charts.anatomy(
-        pl.DataFrame(rows, infer_schema_length=None), KINDS, "share of the time of all kernels"
-    )
+    return charts.anatomy(rows, KINDS, "share of the time of all kernels")
 
 
 def parts_table(data: ReportData) -> Fragment:
@@ -168,10 +160,8 @@ def communication_table(data: ReportData) -> Fragment:
     waits = "exposed sends and receives, with the wait for them, of the step"
     columns = (
         *(RUN, RAN, time("communication_seconds", "Communication", "a profiled step")),
-        *(
-            share("exposed", "Exposed", "of the step"),
-            share("hidden", "Hidden", "of communication"),
-        ),
+        share("exposed", "Exposed", "of the step"),
+        share("hidden", "Hidden", "of communication"),
         share("stages", "Between stages", waits),
         share("bubble", "Bubble", "of the step: theory"),
         *(

@@ -452,13 +452,9 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
     for pair, parts in zip(group, works, strict=True):
         ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
-        names = dict.fromkeys(
-            f"{name} · ".removeprefix(ranks).removesuffix(" · ")
-            for side in (pair.a, pair.b)
-            for name in [
-                str(shared_row(side)["name"]).partition(" [")[0]
-            ]  # the chart has the source
-        )
+        each = (str(shared_row(side)["name"]) for side in (pair.a, pair.b))
+        bare = (name.partition(" [")[0] for name in each)  # the chart shows the source
+        names = dict.fromkeys(f"{name} · ".removeprefix(ranks).removesuffix(" · ") for name in bare)
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
         yield " · ".join(

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from scalebook.facts.feasibility import SCOPE
+from scalebook.facts.feasibility.known import PARTS
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, capacity
 from scalebook.report.base.markup import (
@@ -98,10 +99,10 @@ def bars(data: ReportData) -> Figures | None:
         facts = {name: row[name] for name in ("run_id", "label", "platform", "source")}
         facts |= {"total_gib": parts.get("total"), "peak_memory_gib": row["peak_memory_gib"]}
         facts["capacity_gib"] = capacity(row["accelerator"])
-        for place, part in enumerate(charts.PART_NAMES):
+        for place, part in enumerate(PARTS):
             if part in parts:
                 found.append(facts | {"part": part, "gib": parts[part], "place": place})
-    return charts.parts(pl.DataFrame(found, infer_schema_length=None))
+    return charts.parts(found)
 
 
 def parts_table(data: ReportData) -> Fragment:
@@ -121,7 +122,7 @@ def parts_table(data: ReportData) -> Fragment:
         tables.Column("difference", "Difference", _signed, "GiB"),
         tables.share("share", "Of the prediction", digits=2),
         tables.plain("capacity", "Device, as sold", "GB"),
-        *(tables.plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
+        *(tables.plain(name, name.capitalize(), "GiB") for name in PARTS),
         tables.plain("micro_batch_size", "Micro batch"),
         tables.text("recompute", "Recomputation"),
     )
@@ -331,7 +332,7 @@ def _title(cell: Row) -> str:
 
 
 def map_findings(data: ReportData) -> Fragment:
-    """Return what the maps know, and from where, a sentence a map with a verdict that differs."""
+    """Return what the maps know and from where, one sentence per map whose verdicts differ."""
     none = "No run shows whether its configuration fits, so there is no map."
     return bullets(_sentences(data), empty=none)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -178,11 +178,8 @@ def runs(data: ReportData, found: Records) -> Fragment:
         {**_row(one), "folder": folders[run_id]} for run_id, one in islice(found.items(), MOST_ROWS)
     )
     columns = (
-        *(
-            RUN,
-            RAN,
-            text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
-        ),
+        *(RUN, RAN),
+        text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
         text("git_commit", "Commit", show=lambda commit: code(_short(commit))),
         text("torch", "PyTorch"),
         *(text(name, name.capitalize(), show=_folded) for name in FOLDED),
@@ -281,11 +278,10 @@ def unequal(found: Records) -> Fragment:
 
 def _unequal(found: Records) -> Iterator[dict[str, Any]]:
     """Yield what differs in the surroundings of runs; settings are the other pages' part."""
-    platforms = identity.alike(
-        found.values(), lambda one: str(one.setting("platform") or "unknown platform")
-    )
-    for group in platforms:
-        platform = str(group[0].setting("platform") or "unknown platform")
+    platforms: dict[str, list[RunRecord]] = defaultdict(list)
+    for one in found.values():
+        platforms[str(one.setting("platform") or "unknown platform")].append(one)
+    for platform, group in platforms.items():
         bare = [one.model_copy(update={"requested": {}, "observed": {}}) for one in group]
         differ = (item.name for one in bare[1:] for item in differences([bare[0]], [one]))
         for name in dict.fromkeys(differ):

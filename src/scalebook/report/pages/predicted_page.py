@@ -17,6 +17,7 @@ from scalebook.measure.probes.lines import left_out, lines
 from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout
+from scalebook.predict.model import Z90
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, share, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
@@ -130,7 +131,7 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
 
 
 def summary(probes: tuple[Probe, ...]) -> Fragment:
-    """Return the best rate of each kind, a row a rate."""
+    """Return the best rate of each kind, one row per rate."""
     rows = [
         # products of Llama 3.1 8B, TP1, BF16
         {
@@ -204,7 +205,6 @@ def missing(probes: tuple[Probe, ...]) -> Fragment:
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
 MOST_CONFIGURATIONS = 200
 SHOWN = 14  # rows of a figure
-_QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 # What a reader tells apart in a step; every other kind of work is "other".
 PARTS = {
     "matrix products": ("gemm", "gemm_fp8", "gemm_fp32", "gemm_traffic", "expert_gemm"),
@@ -278,7 +278,7 @@ def _compared(
     first, seconds = same[0], fmean(one.seconds for one in same)
     parts, deviation = made.step(first.config, first.shape, first.ran)
     tokens = first.config.tokens_per_step / first.config.world_size
-    rate, spread = tokens / sum(parts.values()), exp(_QUANTILE * deviation)
+    rate, spread = tokens / sum(parts.values()), exp(Z90 * deviation)
     shares = _grouped({kind: value / seconds for kind, value in parts.items()})
     ids, family = tuple(one.run_id for one in same), layout(first.config, first.ran)
     label = labels.get(first.run_id, first.run_id)

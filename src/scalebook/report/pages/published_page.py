@@ -114,7 +114,7 @@ def family(precision: str | None) -> str:
 
 
 def results() -> tuple[dict[str, Any], ...]:
-    """Return a row a published result: what it states, our count, and the reasons for nulls."""
+    """Return one row per published result: what it states, our count, and the reasons for nulls."""
     return tuple(_result(row) for row in catalog.published())
 
 
@@ -239,7 +239,7 @@ def best_by_precision(row: Row) -> dict[str, float]:
 
 
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
-    """Return every result of a whole model on one axis, a row an accelerator."""
+    """Return every result of a whole model on one axis, one row per accelerator."""
     rows = [
         {name: row[name] for name in _DRAWN} | {"ours": row["source"] != "published"}
         for row in (*others, *whole(ours))
@@ -332,7 +332,7 @@ def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
 
 
 def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fragment:
-    """Return how many claims hold, contradict and cannot be, a sentence a source."""
+    """Return how many claims hold, contradict and cannot be, one sentence per source."""
     own = any(path.is_file() for path in (runs / CLAIMS).glob("*"))
     words = (
         "These are the files of the folder claims next to the runs."

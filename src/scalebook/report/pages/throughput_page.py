@@ -224,7 +224,7 @@ def ingested_table(data: ReportData) -> Fragment:
 
 
 def ingested_rows(data: ReportData) -> list[dict[str, Any]]:
-    """Return a row an ingested run, in the order of the run table."""
+    """Return one row per ingested run, in the order of the run table."""
     runs = data.runs.filter(pl.col("source") == "ingested")
     return [row | _told(data.ingests.get(row["run_id"])) for row in runs.iter_rows(named=True)]
 
