@@ -77,7 +77,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
-    sheets = [one for sheet in sheets for one in _by_device(sheet)]
+    sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
@@ -403,11 +403,10 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 }  # fmt: skip
 
 
-def _by_device(sheet: Sheet) -> Iterator[Sheet]:
+def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    return (
-        of_devices(sheet) if not _OF_RUNS & {_named(*_heading(c)) for c in cells} else iter([sheet])
-    )
+    of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    return iter([sheet]) if of_runs else of_devices(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
