@@ -562,11 +562,13 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
-    if kind == "gib":
-        read = name, replace(read[1], text=f"{number} GiB")
     key = (own.quantity, own.scale * factor)
     fields = vocabulary.fields().values()
-    return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
+    same = next((one.name for one in fields if (one.quantity, one.scale) == key), None)
+    if kind == "gib" or (kind == "tflops" and same is None):
+        unit = "GiB" if kind == "gib" else unit.upper()
+        read = name, replace(read[1], text=f"{number} {unit}")
+    return same or name, read[1]
 
 
 def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
