@@ -164,6 +164,20 @@ def test_every_command_of_the_first_page_can_be_parsed():
         PARSERS[words[0]].parse_args(words[1:])
 
 
+def test_every_rate_of_the_first_page_is_that_of_its_run(capsys: pytest.CaptureFixture[str]):
+    main(["list", "--runs", str(ROOT / "runs/examples"), "--json"])
+    rows = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    line = re.compile(r"\| `([\d-]+)-…-(\w+)` \|.*\| (.*) \| (?:(.*) %|no single peak) \|")
+    stated = line.findall((ROOT / "README.md").read_text())
+    assert len(stated) == 10
+    for start, end, rate, mfu in stated:
+        (row,) = (rows[name] for name in rows if name.startswith(start) and name.endswith(end))
+        ends = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
+        mean, low, high = (f"{row[name] / row['world_size']:,.0f}" for name in ends)
+        assert rate == f"{mean} ({low} to {high})"
+        assert mfu == (f"{100 * row['mfu']:.1f}" if row["mfu"] else "")
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_make_target_that_a_document_shows_exists(document: Path):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -761,6 +761,21 @@ def test_a_table_of_devices_is_held_against_the_catalog(turned: bool) -> None:
     assert found[("B200", "tdp_watts")] == "holds"
 
 
+def test_what_is_not_read_of_a_table_of_devices_is_said_and_a_small_unit_is_read() -> None:
+    text = """| GPU | Memory | Bandwidth | BF16 |
+|---|---|---|---|
+| MI355X | 256 GB | 8 TB/s | 2.5 GFLOPS |
+| MI300X | 192 GB | 5 TB/s | 1.3 PFLOPS |
+"""
+    result = audit(read_document(text, ".md", "a.md"))
+    assert result.claims.unread == ("'Bandwidth' of 'Table'",)
+    memory, _, peak, other = result.checks
+    # 288 GB are fitted: 3 % less may be usable, and 288 GiB are 309 GB
+    assert "or 279 to 309 (MI355X, as fitted or usable)" in memory.note
+    assert (peak.verdict, peak.stated) == ("contradicts", "0.0025")
+    assert (other.verdict, other.stated) == ("holds", "1.3 PFLOPS")  # 1,307 TFLOP/s
+
+
 def test_the_form_of_a_device_that_a_name_leaves_open_is_that_of_its_numbers() -> None:
     text = """| GPU | VRAM | TDP |
 |---|---|---|

@@ -575,6 +575,18 @@ def test_a_rate_that_is_printed_without_a_time_is_the_same_in_every_table(tmp_pa
     assert "printed this rate" in listed["throughput_reason"]
 
 
+def test_a_log_without_a_step_says_that_it_has_no_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(
+        "***** train metrics *****\n  train_runtime = 0:01:00.00\n"
+        "  train_samples_per_second = 64.0\n  train_steps_per_second = 4.0\n"
+    )
+    assert main(["ingest", str(path), "--runs", str(tmp_path / "runs")]) == 0
+    assert "the log has no training step, so the run has no rate." in capsys.readouterr().out
+
+
 def test_a_step_time_that_drifts_is_flagged(tmp_path):
     path = write(tmp_path / "a.log", *(line(n, 1000.0 if n < 6 else 1500.0) for n in range(1, 11)))
     assert any("drifts" in warning for warning in one(path)["warnings"])

@@ -145,7 +145,7 @@ def test_where_nodes_differ_by_more_than_was_seen_one_node_is_advised():
     said = compare(a, b, start_spread=0.005, device_spread=0.012).advice
     assert said == (
         "Devices of one kind differ by about 1.2 %, which repeats on the same ones do not change: "
-        "run both sides on one node."
+        "run both sides on one node, or each on several."
     )
     assert "one node" not in compare(a, b, start_spread=0.005).advice
 

@@ -875,6 +875,15 @@ def test_check_and_plan_show_the_rate_that_predict_does(
     plan = str(root / "runs" / "plans" / "gpu_quick.toml")
     main(["plan", "--platform", "h100", "--plan", plan, "--gpus", "4", "--budget-seconds", "1"])
     assert "the first 0 fit into 1 s." in capsys.readouterr().out
+    asked = ("plan", "--platform", "cpu", str(root / "runs" / "plans" / "quick.toml"))
+    main([*asked])
+    assert (
+        "5 without a predicted rate, the first: The rate of tiny-llama" in capsys.readouterr().out
+    )
+    main([*asked, "--json"])
+    value = json.loads(capsys.readouterr().out)
+    assert value["predicted_seconds"] is None
+    assert all("is not known" in run["prediction_reason"] for run in value["runs"])
 
 
 @pytest.mark.parametrize(("model", "platform"), [("llama3.1-8b", "cpu"), ("tiny-llama", "mi300x")])
@@ -890,6 +899,8 @@ def test_a_rate_of_which_not_even_the_order_of_magnitude_is_known_is_refused(
     rows = json.loads(capsys.readouterr().out)["weak"]
     assert [row["tokens_per_second_per_gpu"] for row in rows] == [None, None]
     assert all("is not known" in row["reason"] for row in rows)
+    assert main(["check", *asked[:4]]) == 0
+    assert f"predicted: no rate. The rate of {model} on {platform} is" in capsys.readouterr().out
     # it is ranked all the same: what is tried first need not be known well
     made, wide = load(platform, tmp_path), config(platform=platform, model=model)
     assert made.predict(wide).high > 10 * made.predict(wide).low

@@ -69,7 +69,7 @@ def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
 
 
 _AMOUNT = re.compile(
-    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[TP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
 )
 _IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
 
@@ -80,12 +80,14 @@ def _base_amount(cell: str) -> str:
     if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
         return ""
     number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    if unit.startswith("gflop"):
+        return f"{float(number) / 1e3:.10g} tflops"
     if "flop" in unit:
         return f"{number} {unit}"
     return f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number
 
 
-def of_devices(sheet: Sheet) -> Iterator[Sheet]:
+def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Yield a table; one of devices, by row or by column, as their memory and each peak."""
     heads, rules = [plain(head) for head in sheet.head], vocabulary.headings()["devices"]
     if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
@@ -105,6 +107,8 @@ def of_devices(sheet: Sheet) -> Iterator[Sheet]:
         yield sheet
         return
     known = [(line, row) for line, row in known if len(row) == len(heads)]
+    others = set(range(1, len(heads))) - {*parts.values(), *peaks}
+    unread += [f"{heads[at]!r} of {sheet.name!r}" for at in sorted(others)]
     rows = [
         (line, [*row[:1] * 2, *(_base_amount(plain(row[at])) for at in parts.values())])
         for line, row in known

@@ -77,7 +77,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
-    sheets = [one for sheet in sheets for one in _by_device(sheet)]
+    sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
@@ -403,11 +403,11 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 }  # fmt: skip
 
 
-def _by_device(sheet: Sheet) -> Iterator[Sheet]:
+def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
     of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
-    return iter([sheet]) if of_runs else of_devices(sheet)
+    return iter([sheet]) if of_runs else of_devices(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -563,11 +563,13 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
-    if kind == "gib":
-        read = name, replace(read[1], text=f"{number} GiB")
     key = (own.quantity, own.scale * factor)
     fields = vocabulary.fields().values()
-    return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
+    same = next((one.name for one in fields if (one.quantity, one.scale) == key), None)
+    if kind == "gib" or (kind == "tflops" and same is None):
+        unit = "GiB" if kind == "gib" else unit.upper()
+        read = name, replace(read[1], text=f"{number} {unit}")
+    return same or name, read[1]
 
 
 def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:

@@ -227,7 +227,7 @@ def _explanation(
     stated = row.values[item.name]
     times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
-        f"{show(_value_of(fact, item) * times)}{unit} ({fact.variant})"
+        f"{' to '.join(show(one * times) for one in _ends_of(fact, item))}{unit} ({fact.variant})"
         for fact in proper[:6]
         if fact is not best and fact.variant
     ]
@@ -262,6 +262,13 @@ def _check(
 def _value_of(right: Fact, item: vocabulary.Field) -> float:
     """Return the value in the unit of the field."""
     return right.value if item.scale == 1 else right.shown / item.scale
+
+
+def _ends_of(fact: Fact, item: vocabulary.Field) -> tuple[float, ...]:
+    """Return what a fact may be, in the unit of the field: its value, or the ends of a bound."""
+    ends = tuple(float(f"{end:.3g}") for end in (fact.interval.low, fact.interval.high))
+    known = fact.bound and item.scale == 1 and all(map(math.isfinite, ends))
+    return ends if known else (_value_of(fact, item),)
 
 
 def _unit_step(right: Fact, item: vocabulary.Field) -> Iterator[str]:

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan, PlannedRun
     from scalebook.predict import Prediction
 
-    Forecast = tuple[Prediction, float] | None  # with the seconds of the whole run
+    Forecast = tuple[Prediction, float] | str  # with the seconds of the whole run; or why not
 
 REQUIRED = ("model", "platform")
 DEFAULT_SEQUENCE_LENGTH = 4096
+ILLEGAL = "the configuration is illegal"
 MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
 
 
@@ -78,12 +79,12 @@ def add_layout(parser: argparse.ArgumentParser, *, world_size: bool) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Print the verdict on one configuration; return 1 where it is illegal."""
-    from scalebook.cli.predict import forecast, short_value
+    from scalebook.cli.predict import forecast
 
     asked = request(options)
     result = answer(asked)
-    found = forecast(asked.config.platform, None)(asked.config) if result["legal"] else None
-    result["prediction"] = short_value(found[0]) if found else None
+    found = forecast(asked.config.platform, None)(asked.config) if result["legal"] else ILLEGAL
+    result |= _prediction(found)
     if options.json:
         print_json(result)
     else:
@@ -251,23 +252,22 @@ def plan(options: argparse.Namespace) -> int:
         overrides=overrides,
     )
     predicted = forecast(platform, None)
-    found = [predicted(run.config) if run.legal else None for run in loaded.runs]
+    found = [predicted(run.config) if run.legal else ILLEGAL for run in loaded.runs]
+    seconds = [None if isinstance(one, str) else one[1] for one in found]
+    known = [one for one in seconds if one is not None]
     if options.json:
         runs = [_run_value(run, one) for run, one in zip(loaded.runs, found, strict=True)]
         value = {"name": loaded.name, "description": loaded.description, "runs": runs}
-        value |= {"predicted_seconds": sum(one[1] for one in found if one)}
+        value |= {"predicted_seconds": sum(known) if known else None}
         print_data(runs if options.json == "csv" else value, options.json)
     else:
         _print_plan(loaded, found)
-        seconds = [one[1] if one else None for one in found]
-        if any(found):
+        if known:
             print(total_line(seconds, options.budget_seconds))
     return 0
 
 
 def _run_value(run: PlannedRun, found: Forecast) -> dict[str, Any]:
-    from scalebook.cli.predict import short_value
-
     return {
         "config_hash": run.config.config_hash(),
         "config": run.config.model_dump(),
@@ -278,18 +278,26 @@ def _run_value(run: PlannedRun, found: Forecast) -> dict[str, Any]:
         "warnings": said(run.problems, "warning"),
         "memory_gib": run.memory.parts_gib() if run.memory else None,
         "fits": run.fits,
-        "fits_reason": run.fit.reason if run.fit else "the configuration is illegal",
+        "fits_reason": run.fit.reason if run.fit else ILLEGAL,
         "advice": run.fit.advice if run.fit else (),
-        "prediction": short_value(found[0]) if found else None,
-        "predicted_seconds": found[1] if found else None,
+        **_prediction(found),
+        "predicted_seconds": None if isinstance(found, str) else found[1],
     }
+
+
+def _prediction(found: Forecast) -> dict[str, Any]:
+    from scalebook.cli.predict import short_value
+
+    if isinstance(found, str):
+        return {"prediction": None, "prediction_reason": found}
+    return {"prediction": short_value(found[0]), "prediction_reason": None}
 
 
 def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
     print(f"{loaded.name}: {loaded.description}" if loaded.description else loaded.name)
     headers = ("#", "model", "strategy", "GPUs", "tp", "pp", "cp", "ep", "dp", "micro", "global")
     headers += ("sequence", "precision", "repeat", "GiB", "tokens/s/GPU", "verdict")
-    pairs = zip(loaded.runs, found, strict=True)
+    pairs = list(zip(loaded.runs, found, strict=True))
     rows = [_plan_row(index, run, one) for index, (run, one) in enumerate(pairs, start=1)]
     if rows:
         print_table(headers, rows)
@@ -301,6 +309,9 @@ def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
             print(f"#{index} pipeline: the last stage has {last} layers and the output layer.")
         if run.fit and run.fit.advice:
             print(f"#{index} memory: {run.fit.reason}. Try {'; '.join(run.fit.advice)}.")
+    unknown = [why for run, why in pairs if run.legal and isinstance(why, str)]
+    if unknown:
+        print(f"{len(unknown)} without a predicted rate, the first: {unknown[0]}")
     legal = sum(run.legal for run in loaded.runs)
     print(
         f"{len(loaded.runs)} runs, {legal} legal, {sum(run.fits is False for run in loaded.runs)}"
@@ -322,7 +333,7 @@ def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
         config.precision,
         str(config.repeat),
         number(run.memory.total_gib, 3) if run.memory else "-",
-        number(found[0].tokens_per_second_per_gpu, 3) if found else "-",
+        "-" if isinstance(found, str) else number(found[0].tokens_per_second_per_gpu, 3),
         verdict if run.legal else "illegal",
     )
 
@@ -352,6 +363,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
         print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")
     if result["prediction"]:
         print(f"  predicted: {rate_line(**result['prediction'])}")
+    elif result["legal"]:
+        print(f"  predicted: no rate. {result['prediction_reason']}")
     if result["communication_bytes"]:
         sent = {name: size for name, size in result["communication_bytes"].items() if size}
         parts = ", ".join(f"{name} {number(size / 1e9, 3)}" for name, size in sent.items())

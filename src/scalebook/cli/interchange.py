@@ -166,6 +166,8 @@ def _print_people(runs: list[Ingested]) -> None:
         for warning in run.summary["warnings"]:
             if warning != run.summary["void"]:
                 print(f"{run.path.name}: {warning}")
+        if run.summary["n_records"] == 0:
+            print(f"{run.path.name}: the log has no training step, so the run has no rate.")
         if missing := run.summary["missing"]:
             what = "MFU" if run.summary["tokens_per_second_per_gpu"] else "a rate and MFU"
             flags = " ".join(f"--{name}".replace("_", "-") for name in missing)

@@ -115,22 +115,22 @@ def rate_line(
 
 def forecast(
     platform: str, runs: Path | None
-) -> Callable[[RunConfig], tuple[Prediction, float] | None]:
+) -> Callable[[RunConfig], tuple[Prediction, float] | str]:
     """Return a function from a configuration to its prediction and its whole run's seconds.
 
-    It answers None where a configuration is illegal, or the platform or the rate is not known.
+    It answers why not where a configuration is illegal, or the platform or the rate is not known.
     """
     from scalebook import predict as room
 
     made: list[Predictor] = []
 
-    def answered(config: RunConfig) -> tuple[Prediction, float] | None:
+    def answered(config: RunConfig) -> tuple[Prediction, float] | str:
         try:
             if not made:
                 made.append(room.load(platform, runs_folder(runs)))
             found = made[0].answer(config)
-        except ScalebookError:
-            return None
+        except ScalebookError as error:
+            return str(error)
         return found, room.run_seconds(made[0], config, found.step_seconds)
 
     return answered

@@ -254,7 +254,7 @@ def _show(
             continue
         if entry.memory_gib is not None:
             print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
-        if predicted and (found := predicted(entry.config)):
+        if predicted and not isinstance(found := predicted(entry.config), str):
             seconds.append(found[1])
             line = rate_line(**short_value(found[0]))
             print(f"    predicted rate: {line}, about {duration(found[1])} in all")

@@ -210,7 +210,7 @@ class Predictor:
             raise ConfigError(
                 f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
                 f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
-                "'scalebook probe', narrows it; 'scalebook check' has its memory."
+                "'scalebook probe', narrows it."
             )
         return found
 

@@ -144,7 +144,7 @@ def _advice(
     if _quantile(None, level) * math.sqrt(found.devices) >= size:
         return (
             f"Devices of one kind differ by about {100 * DEVICE_SPREAD:.2g} %, which repeats on "
-            "the same ones do not change: run both sides on one node."
+            "the same ones do not change: run both sides on one node, or each on several."
         )
     single = len(a) == len(b) == 1
     constant = 2 * start**2 + found.devices
