@@ -19,15 +19,15 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 329,
-    "lines": 68124,
-    "longest file": 639,
+    "lines": 67833,
+    "longest file": 634,
     "rooms": 33,
-    "import arrows between rooms": 194,
-    "lists of settings": 14,
+    "import arrows between rooms": 193,
+    "lists of settings": 13,
     "class names used twice": 0,
     "module names used twice": 12,
     "modules with one importer, in their own folder": 19,
-    "largest folder": 20,
+    "largest folder": 19,
     "crowded folders that their README does not list": 0,
 }
 
