@@ -212,7 +212,7 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout on {}: {}, {}; 95 % intervals in brackets."
+    words = "Best layout on {}: {}, {}; 95 % intervals."
     yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
     if len(ones) > 1:
         against = versus.verdict_on(ones[-1], ones[0])
