@@ -867,8 +867,14 @@ def test_bad_input_ends_with_code_2_and_one_line(
 
 
 def test_check_and_plan_show_the_rate_that_predict_does(
-    capsys: pytest.CaptureFixture[str], ask, root: Path
+    capsys: pytest.CaptureFixture[str],
+    ask,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # runs on this machine would make the CPU's rate known
+    monkeypatch.setattr("scalebook.cli.predict.runs_folder", lambda runs: runs or tmp_path)
     _, found = ask("--model", "llama3.1-8b", "--gpus", "8")
     assert main(["check", "--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8"]) == 0
     assert f"predicted: {found['tokens_per_second_per_gpu']:,.0f} tok" in capsys.readouterr().out
