@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scalebook.trackers import Target
 
 TABLES = ("csv", "parquet")
-# Settings that a log may lack and the user may supply, beside the model and the software.
+# Settings that a log may lack and the user may supply, next to the model and the software.
 _SUPPLIED = (
     *(n for n in named("group") if n != "model" and SETTINGS[n].kind != "software"),
     *("nodes", *named("size"), *PARALLEL_SIZES),

@@ -15,6 +15,8 @@ from scalebook.logs.numbers import clock_of, has_fraction
 from scalebook.logs.pairs import seconds_from
 from scalebook.logs.source import LONGEST_LINE, Source, split_rank
 
+RUNS_TABLE = '"Name","State",'  # how W&B's table of runs begins, which has no steps
+
 
 class Dialect(ABC):
     """Reads one kind of file; a new object for every file.

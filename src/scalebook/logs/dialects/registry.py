@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from scalebook.errors import IngestError, unknown
-from scalebook.logs.dialects.dialect import Dialect, Plain
+from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect, Plain
 from scalebook.logs.job import Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
@@ -137,7 +137,7 @@ _WITHOUT_STEPS = (
     ("NVIDIA-SMI", f"the table of nvidia-smi, {_TELEMETRY}"),
     ("ROCm System Management", f"the table of rocm-smi, {_TELEMETRY}"),
     ("NVSMI LOG", f"nvidia-smi -q, {_TELEMETRY}"),
-    ('"Name","State",', "W&B's table of runs; export the history of each run instead"),
+    (RUNS_TABLE, "W&B's table of runs; export the history of each run instead"),
 )
 
 

@@ -20,7 +20,7 @@ from scalebook.errors import CatalogError, IngestError
 from scalebook.facts import catalog
 from scalebook.logs import setting_lines
 from scalebook.logs.collect import Collector
-from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect
 from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.numbers import MISSING, alternatives, clock_of, has_fraction, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
@@ -75,7 +75,7 @@ class Rows(Dialect):
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
         first = text.lstrip().partition("\n")[0]
-        if _RUNS in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+        if RUNS_TABLE in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
             return False
         return is_record(_names_of(first, text))
 
@@ -147,7 +147,6 @@ class Rows(Dialect):
 
 
 _SIZES = setting_lines.SIZES.keys()
-_RUNS = '"Name","State",'  # W&B's table of runs, one row each
 _MOST_MFU = 1.5  # no fraction is larger
 _BESIDE = {"step", "clock", "learning_rate"}  # say nothing of what a step took or gave
 _KIND = ("event", "split", "phase", "mode", "stage")
@@ -191,8 +190,7 @@ def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False
         elif weak and "precision" in short:
             for one in setting_lines.stated(line):
                 out.tell(*one, weak=True)
-        device = setting_lines.device_in(text) if short in _DEVICES else None
-        if device:
+        if short in _DEVICES and (device := setting_lines.device_in(text)):
             out.job.details.setdefault("device", device)
 
 

@@ -73,10 +73,13 @@ def columns(file: DataFile, *, own: bool = True) -> tuple[DataColumn, ...]:
         "telemetry": TELEMETRY_SCHEMA,
     }
     return tuple(
-        DataColumn(file, name, dtype, *_words(file, name))
+        DataColumn(file, name, _dtype(kind), *_words(file, name))
         for name, kind in schemas[file].items()
-        for dtype in ["Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)]
     )
+
+
+def _dtype(kind: Type) -> str:
+    return "Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)
 
 
 def page() -> str:

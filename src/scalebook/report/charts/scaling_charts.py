@@ -162,15 +162,12 @@ def fitted(runs: Sequence[Mapping[str, Any]], curve: pl.DataFrame, many: str) ->
     """
     columns = ("run_id", "split", "source", "world_size", "tokens_per_second")
     points = pl.DataFrame([{name: row[name] for name in columns} for row in runs])
+    ticks = [2**power for power in range(31) if 2**power <= max(curve["world_size"])]
     x = alt.X(
         "world_size:Q",
         title=f"{many} (log)",
         scale=alt.Scale(type="log", base=2, nice=False, padding=20),
-        axis=alt.Axis(
-            values=[2**power for power in range(31) if 2**power <= max(curve["world_size"])],
-            format="d",
-            grid=False,
-        ),
+        axis=alt.Axis(values=ticks, format="d", grid=False),
     )
     top = pl.col("high").fill_null(_MOST * pl.col("ideal"))
     shown = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))

@@ -195,12 +195,12 @@ def changed(data: ReportData) -> Iterator[Markup]:
 def _sentence(ones: Sequence[Configuration]) -> Markup:
     """Return what a platform reaches with a model: ``H200 trains ... at 10,982 ± 92 ...``."""
     row = ones[0].row
-    parts = [
-        Markup("{} in {}").format(linked(one, text), precision_title(one.row["precision"]))
-        for place, one in enumerate(ones)
-        for value, _, ends in [rate(one, None if place == 0 else "").partition("(")]
-        for text in [Markup("{} <small>({}</small>").format(value.strip(), ends) if ends else value]
-    ]
+    parts: list[Markup] = []
+    for place, one in enumerate(ones):
+        value, _, ends = rate(one, None if place == 0 else "").partition("(")
+        text = Markup("{} <small>({}</small>").format(value.strip(), ends) if ends else value
+        precision = precision_title(one.row["precision"])
+        parts.append(Markup("{} in {}").format(linked(one, text), precision))
     if row["mfu"]:
         parts[0] += Markup(" <small>({} MFU)</small>").format(percent(row["mfu"]))
     words = Markup("{}{} trains {} at {}.")
