@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,3 +301,57 @@ def test_a_switch_that_cannot_be_on_says_why(monkeypatch: Any):
     assert decided.fused_attention
     assert not any((decided.cuda_graph, decided.fused_norm, decided.overlap_tensor_parallel))
     assert decided.observed()["layer_spec"] == "torch"
+
+
+def test_fp8_is_captured_where_asked_for_and_never_with_primary_weights(monkeypatch: Any):
+    from training import small
+
+    from scalebook.errors import ConfigError
+    from scalebook.facts import catalog
+    from scalebook.train import mcore
+    from scalebook.train.model import megatron_config
+    from scalebook.train.model.switches import resolve
+    from scalebook.train.world import World
+
+    monkeypatch.setattr(mcore, "transformer_engine_version", lambda: "2.20.2")
+    world, shape = World(0, 2, torch.device("cuda"), 0), catalog.model("tiny-llama")
+    layout = {"platform": "h200", "world_size": 2, "tensor_parallel_size": 2, "precision": "fp8"}
+    layout["fused_rope"] = "off"  # its kernel is the engine's, which is not here
+
+    def made(**changes: Any) -> tuple[bool, Any]:
+        config = small(**layout, **changes)
+        on = resolve(config, shape, world)
+        return on.cuda_graph, megatron_config.transformer_config(config, shape, world, on)
+
+    captured, given = made(cuda_graph="on")
+    assert captured and given.disable_parameter_transpose_cache
+    captured, given = made()
+    assert not (captured or given.disable_parameter_transpose_cache)
+    # As Transformer Engine by itself, and as NeMo and Primus.
+    assert (given.fp8_amax_history_len, given.fp8_amax_compute_algo) == (1024, "max")
+    with pytest.raises(ConfigError, match="FP8 primary weights were transposed"):
+        made(cuda_graph="on", fp8_primary_weights=True)
+
+
+def test_an_optimizer_of_fp8_weights_starts_from_the_weights_that_no_layout_changes(
+    monkeypatch: Any,
+):
+    from scalebook.train.model import weights
+
+    def initialised(**held: Any) -> Any:
+        parameter: Any = torch.nn.Parameter(torch.zeros(8, 16, dtype=torch.bfloat16))
+        for name, value in held.items():
+            setattr(parameter, name, value)
+        shard = weights.Shard(
+            "decoder.layers.0.mlp.linear_fc2.weight", parameter, False, None, 0, 1
+        )
+        monkeypatch.setattr(weights, "shards", lambda *_: [shard])
+        config = SimpleNamespace(num_layers=2, gated_linear_unit=True)
+        weights.initialise([], config, vocab_size=8, tied=False, seed=1)
+        return parameter.detach()
+
+    drawn = torch.ones(8, 16, dtype=torch.bfloat16)
+    expected = initialised(get_high_precision_init_val=lambda: drawn)
+    torch.testing.assert_close(drawn, expected)
+    torch.testing.assert_close(initialised(), expected)
+    assert expected.std() > 0

@@ -140,8 +140,11 @@ def _own_part(whole: Tensor, shard: Shard, gated: bool) -> Tensor:
 def initialise(chunks: list[Any], config: Any, *, vocab_size: int, tied: bool, seed: int) -> None:
     """Set every parameter of this rank's model chunks to its part of the whole model."""
     for shard in shards(chunks, tied):
-        whole = _whole(shard, config, vocab_size, seed)
-        shard.parameter.copy_(_own_part(whole, shard, config.gated_linear_unit))
+        own = _own_part(_whole(shard, config, vocab_size, seed), shard, config.gated_linear_unit)
+        shard.parameter.copy_(own)
+        # The optimizer starts from what Transformer Engine drew before a weight became FP8.
+        if hasattr(shard.parameter, "get_high_precision_init_val"):
+            shard.parameter.get_high_precision_init_val().copy_(own)
 
 
 def parameter_count(chunks: list[Any], tied: bool) -> int:
