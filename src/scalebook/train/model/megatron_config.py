@@ -192,7 +192,7 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
     }
 
 
-def _quantised(config: RunConfig) -> dict[str, Any]:
+def _quantised(config: RunConfig, on: Switches) -> dict[str, Any]:
     """Transformer Engine's FP8: E4M3 forward, E5M2 backward (arXiv 2209.05433)."""
     if config.precision != "fp8":
         return {}
@@ -200,6 +200,11 @@ def _quantised(config: RunConfig) -> dict[str, Any]:
         "fp8": "hybrid",
         "fp8_recipe": config.fp8_recipe,
         "fp8_param": config.fp8_primary_weights,
+        # Transformer Engine's own defaults; Megatron-Core's scale by the last amax alone.
+        "fp8_amax_history_len": 1024,
+        "fp8_amax_compute_algo": "max",
+        # A graph casts weights in each micro batch: one copy would stay that of its capture.
+        "disable_parameter_transpose_cache": on.cuda_graph,
     }
 
 
@@ -222,6 +227,6 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
     options = _architecture(shape) | _experts(config, shape) | _split(config, shape)
-    options |= _recompute(config, on) | _quantised(config) | _further_tokens(config)
+    options |= _recompute(config, on) | _quantised(config, on) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))

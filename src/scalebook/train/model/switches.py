@@ -149,7 +149,7 @@ def _graph(
             experts is not None and experts.router_bias and not shape.mlp_bias
         ),
         "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",
-        "FP8 scales change between micro batches": config.precision == "fp8",
+        "the host asks whether FP8 primary weights were transposed": config.fp8_primary_weights,
         "copies to host memory are not captured": config.offload_layers > 0,
         "multi-token prediction is not captured": config.mtp_layers > 0,
         "a step has 1 micro batch, and the last is never shared": config.num_microbatches < 2,
@@ -202,6 +202,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         cuda_graph=decide(
             "cuda_graph",
             graph,
-            default=config.tensor_parallel_size > 1 or _counts_stay(config, shape),
+            default=config.precision != "fp8"
+            and (config.tensor_parallel_size > 1 or _counts_stay(config, shape)),
         ),
     )
