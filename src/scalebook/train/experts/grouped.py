@@ -153,40 +153,29 @@ def _add_gradient(
     return torch.empty_like(weight)
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """What the backward pass of a product needs to know besides tensors."""
-
-    counts: tuple[int, ...] | None  # of each group's rows, see Groups
-    add: bool  # the weight's gradient to its main_grad
-    compiled: bool
-
-
 class _Product(torch.autograd.Function):
     """rows [tokens, in] x weight [experts, out, in]^T -> [tokens, out]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor, how: _How) -> Tensor:
-        ctx.save_for_backward(rows, weight, ends)
-        ctx.how = how
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, groups: Groups, *how: bool) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.groups, ctx.how = groups, how
         if not rows.shape[0]:
             return rows.new_zeros(0, weight.shape[1])
-        return grouped_mm(rows, weight.transpose(1, 2), ends)
+        return grouped_mm(rows, weight.transpose(1, 2), groups.ends)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, ends = ctx.saved_tensors
-        how: _How = ctx.how
+        (rows, weight), (add, compiled) = ctx.saved_tensors, ctx.how
         grads = grad_outputs[0].contiguous()
         if not rows.shape[0]:  # no token came here; the optimizer still waits for a gradient
-            return torch.zeros_like(rows), torch.zeros_like(weight), None, None
-        groups = Groups(ends, how.counts)
-        grad_rows = grouped_mm(grads, weight, ends)
-        if how.add:
-            gradient = _add_gradient(weight, grads, rows, groups, compiled=how.compiled)
+            return torch.zeros_like(rows), torch.zeros_like(weight), None, None, None
+        grad_rows = grouped_mm(grads, weight, ctx.groups.ends)
+        if add:
+            gradient = _add_gradient(weight, grads, rows, ctx.groups, compiled=compiled)
         else:
-            gradient = weight_gradient(grads, rows, groups)
-        return grad_rows, gradient, None, None
+            gradient = weight_gradient(grads, rows, ctx.groups)
+        return grad_rows, gradient, None, None, None
 
 
 def product(
@@ -196,6 +185,4 @@ def product(
 
     With ``add`` the weight's gradient is added to its ``main_grad``, by compiled code if asked.
     """
-    function: Any = _Product
-    output: Tensor = function.apply(rows, weight, groups.ends, _How(groups.counts, add, compiled))
-    return output
+    return fused.apply(_Product, rows, weight, groups, add, compiled)

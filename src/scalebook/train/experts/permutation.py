@@ -21,6 +21,7 @@ from scalebook.parallelism import experts_need_no_host
 from scalebook.train.layers import fused
 
 Combine = Callable[[Tensor, Tensor], Tensor]
+Way = tuple[Combine, Tensor]  # how rows are moved, and by which indices
 Undoing = dict[Any, list[Tensor]]  # what undoes the last change of places, by what asks for it
 
 
@@ -41,49 +42,24 @@ def _combine_each(rows: Tensor, places: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
-class _Spread(torch.autograd.Function):
-    """tokens [tokens, hidden] -> a copy of each token for each of its experts."""
+def _select(rows: Tensor, order: Tensor) -> Tensor:
+    """Return the rows in an order; one may come several times."""
+    return rows.index_select(0, order)
+
+
+class _Moved(torch.autograd.Function):
+    """Rows that a function moves by its indices; another moves their gradients back."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, combine: Combine
-    ) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.combine = combine
-        return tokens.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        (places,) = ctx.saved_tensors
-        return ctx.combine(grad_outputs[0], places), None, None, None
-
-
-class _Gather(torch.autograd.Function):
-    """The opposite: the sum of what its experts made of each token."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, places: Tensor, combine: Combine) -> Tensor:
-        ctx.save_for_backward(order)
-        return combine(rows, places)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        (order,) = ctx.saved_tensors
-        return grad_outputs[0].index_select(0, order), None, None, None
-
-
-class _Reorder(torch.autograd.Function):
-    """Rows in another order, each of them once."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return rows.index_select(0, order)
+    def forward(ctx: Any, rows: Tensor, there: Way, back: Way) -> Tensor:
+        move, places = there
+        ctx.undo, undoing = back
+        ctx.save_for_backward(undoing)
+        return move(rows, places)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (back,) = ctx.saved_tensors
-        return grad_outputs[0].index_select(0, back), None, None
+        return ctx.undo(grad_outputs[0], *ctx.saved_tensors), None, None
 
 
 def _set_places(chosen: Tensor, rows: int) -> Tensor:
@@ -106,16 +82,13 @@ def permute(
     order = each_expert % len(tokens)
     places = order.argsort(stable=True).view(len(tokens), -1)
     order.places = places  # pyright: ignore[reportAttributeAccessIssue]
-    function: Any = _Spread
-    spread: Tensor = function.apply(tokens, order, places, combine)
+    spread = fused.apply(_Moved, tokens, (_select, order), (combine, places))
     return spread, probs.T.reshape(-1).index_select(0, each_expert), order
 
 
 def unpermute(rows: Tensor, order: Any, combine: Combine = _combine) -> Tensor:
     """Return for each token the sum of its rows [tokens, hidden]; ``order`` is that of permute."""
-    function: Any = _Gather
-    total: Tensor = function.apply(rows, order, order.places, combine)
-    return total
+    return fused.apply(_Moved, rows, (combine, order.places), (_select, order))
 
 
 def _starts(sizes: Tensor) -> Tensor:
@@ -164,9 +137,9 @@ def sort_chunks(
     if torch.equal(chunks, torch.arange(len(chunks))):
         return rows, probs
     order, back = _order(undoing, sizes.cpu(), chunks, len(rows), rows.device)
-    function: Any = _Reorder
-    moved: Tensor | None = None if probs is None else function.apply(probs, order, back)
-    return function.apply(rows, order, back), moved
+    ways = (_select, order), (_select, back)
+    weights = None if probs is None else fused.apply(_Moved, probs, *ways)
+    return fused.apply(_Moved, rows, *ways), weights
 
 
 def install(*, compiled: bool) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -277,9 +277,7 @@ def attend_seen(window: int, scale: float, sinks: Tensor | None, *tensors: Tenso
     square = fits(window, sinks is not None, *tensors)
     if square is None:
         return _under_mask(_How(window, scale, False), sinks, *tensors)
-    function: Any = _Seen
-    context: Tensor = function.apply(_How(window, scale, square), sinks, *tensors)
-    return context
+    return fused.apply(_Seen, _How(window, scale, square), sinks, *tensors)
 
 
 def fits(window: int, sinks: bool, query: Tensor, key: Tensor, value: Tensor) -> bool | None:
@@ -300,10 +298,10 @@ def _right(
     device, dtype, width, groups = asked
     keys = (1, 2, 256 if square else 384, width)
     sizes = (1, 2 * groups, 256, width), keys, keys, *([(2 * groups,)] if sinks else [])
-    how, function = _How(40 if windowed else 0, width**-0.5, square), cast("Any", _Seen)
+    how = _How(40 if windowed else 0, width**-0.5, square)
 
     def ours(*given: Tensor) -> Tensor:
-        return function.apply(how, given[3] if sinks else None, *given[:3])
+        return fused.apply(_Seen, how, given[3] if sinks else None, *given[:3])
 
     def plain(*given: Tensor) -> Tensor:
         return _under_mask(how, given[3] if sinks else None, *given[:3])
@@ -316,9 +314,7 @@ def attend_shared(query: Tensor, pair: Tensor, scale: float, shares: Shares) -> 
 
     ``pair``: keys and values [2, tokens, batch, groups, dim].
     """
-    function: Any = _Shared
-    context: Tensor = function.apply(query, pair, scale, shares)
-    return context
+    return fused.apply(_Shared, query, pair, scale, shares)
 
 
 @dataclass(frozen=True, slots=True)

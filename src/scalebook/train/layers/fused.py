@@ -21,6 +21,12 @@ from torch import Tensor
 from scalebook.train.layers.remake import made_by
 
 APEX_MODULE = "fused_weight_gradient_mlp_cuda"
+_torch: Any = torch  # what is typed only in part
+
+
+def apply(function: Any, *given: Any) -> Tensor:
+    """Return what an autograd function makes of its arguments."""
+    return function.apply(*given)
 
 
 def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -68,8 +74,7 @@ def can_compile() -> bool:
 @cache
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Any:
     """Return a function, compiled once."""
-    compiler: Any = torch  # typed only in part
-    return compiler.compile(function, dynamic=dynamic)
+    return _torch.compile(function, dynamic=dynamic)
 
 
 @cache
@@ -79,8 +84,7 @@ def compiled_in_place(function: Callable[..., Any], *, dynamic: bool | None = Fa
     Torch would time two ways to launch it, and for each call copy the argument to the host and
     back if there is no room for a second: a minute for the logits of 131,072 tokens.
     """
-    compiler: Any = torch
-    return compiler.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
+    return _torch.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
 
 
 def compile_rotary_embedding() -> None:
@@ -98,8 +102,7 @@ def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> 
 
 def rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
     """Return torch's ``rms_norm`` over the last dimension, compiled into one pass each way."""
-    normalised: Tensor = compiled(_rms_norm)(hidden, shape, weight, eps)
-    return normalised
+    return compiled(_rms_norm)(hidden, shape, weight, eps)
 
 
 def swiglu(doubled: Tensor) -> Tensor:
@@ -142,8 +145,7 @@ class _Swiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, doubled: Tensor, weights: Tensor | None) -> Tensor:
         ctx.save_for_backward(doubled, weights)
-        product: Tensor = compiled(weighted)(doubled, weights, True)
-        return product
+        return compiled(weighted)(doubled, weights, True)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -158,15 +160,13 @@ class _Swiglu(torch.autograd.Function):
 
 def any_rows(*tensors: Tensor) -> None:
     """Let what is compiled for these tensors take any number of rows."""
-    compiler: Any = torch
     for tensor in tensors:
-        compiler._dynamo.maybe_mark_dynamic(tensor, 0)
+        _torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def compiled_swiglu(doubled: Tensor) -> Tensor:
     """Return SwiGLU of ``doubled`` [..., gate and up] in one pass each way."""
-    function: Any = _Swiglu
-    product: Tensor = function.apply(doubled.contiguous().flatten(0, -2), None)
+    product = apply(_Swiglu, doubled.contiguous().flatten(0, -2), None)
     return product.view(*doubled.shape[:-1], -1)
 
 
@@ -175,9 +175,7 @@ def weighted_compiled(doubled: Tensor, weights: Tensor, gated: bool) -> Tensor:
     any_rows(doubled, weights)
     if not gated:
         return compiled(weighted)(doubled, weights, False)
-    function: Any = _Swiglu
-    product: Tensor = function.apply(doubled, weights)
-    return product
+    return apply(_Swiglu, doubled, weights)
 
 
 def install_swiglu(*, fused: bool, remakes: bool) -> None:

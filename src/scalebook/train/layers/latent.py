@@ -9,7 +9,6 @@ projections are whole on every rank, as with Transformer Engine, and the gradien
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from scalebook.train import mcore
-
-distributed: Any = import_module("torch.distributed")
+from scalebook.train.layers import fused
+from scalebook.train.world import distributed
 
 
 class _AddedUp(torch.autograd.Function):
@@ -41,9 +40,7 @@ def added_up(tensor: Tensor, group: Any) -> Tensor:
 
     Megatron-Core's own loses the sum of a gradient that is not contiguous, as one of some columns.
     """
-    function: Any = _AddedUp
-    same: Tensor = function.apply(tensor, group)
-    return same
+    return fused.apply(_AddedUp, tensor, group)
 
 
 class UnsplitLinear(nn.Module):

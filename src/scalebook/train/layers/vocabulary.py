@@ -70,9 +70,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, group: Any, *, compiled: bool)
     ``logits`` is [sequence, batch, columns of this rank] and is overwritten by the backward pass;
     ``labels`` [sequence, batch] number the whole vocabulary; ``group`` is the tensor-parallel one.
     """
-    function: Any = VocabularyParallelCrossEntropy
-    loss: Tensor = function.apply(logits.flatten(0, 1), labels.flatten(), group, compiled)
-    return loss.view(labels.shape)
+    rows = logits.flatten(0, 1), labels.flatten()
+    return fused.apply(VocabularyParallelCrossEntropy, *rows, group, compiled).view(labels.shape)
 
 
 class _Rows(torch.autograd.Function):
@@ -102,8 +101,7 @@ class Embedding(mcore.VocabParallelEmbedding):
         if self.tp_group.size() > 1:
             inside = (input_ >= self.vocab_start_index) & (input_ < self.vocab_end_index)
             input_ = (input_ - self.vocab_start_index) * inside
-        rows: Any = _Rows
-        found: Tensor = rows.apply(input_, inside, self.weight)
+        found = fused.apply(_Rows, input_, inside, self.weight)
         if self.reduce_scatter_embeddings:
             turned = found.transpose(0, 1).contiguous()
             return mcore.tensor_parallel.reduce_scatter_to_sequence_parallel_region(
