@@ -33,6 +33,7 @@ from megatron.core import num_microbatches_calculator, utils  # noqa: E402
 from scalebook.train import mcore  # noqa: E402
 from scalebook.train.model import local, megatron_config  # noqa: E402
 from scalebook.train.model.chunks import refuse_unsupported  # noqa: E402
+from scalebook.train.model.switches import Switches  # noqa: E402
 
 ranks = mcore.parallel_state
 
@@ -91,18 +92,12 @@ def plain_split() -> dict[str, Any]:
     return {name: value for name, value in known.items() if name in asked}
 
 
-STYLE = local.Style(
-    compiled_norm=False,
-    fused_attention=True,
-    overlap_tensor_parallel=False,
-    remake=False,
-    grouped_gemm=False,
-    compiled_activation=False,
-)
+FUSED_ATTENTION = dict.fromkeys(Switches.__dataclass_fields__, False) | {"fused_attention": True}
+PIECES = local.pieces(Switches(**FUSED_ATTENTION), remakes=False)
 
 
 def chunk(config: Any, shape: ModelShape, stage: int | None) -> Any:
-    spec = mcore.block_spec(config, pieces=STYLE.pieces(), vp_stage=stage)
+    spec = mcore.block_spec(config, pieces=PIECES, vp_stage=stage)
     model = mcore.GPTModel(
         config=config,
         transformer_layer_spec=spec,

@@ -293,7 +293,7 @@ def test_a_switch_that_cannot_be_on_says_why(monkeypatch: Any):
     from scalebook.train.model.switches import resolve
     from scalebook.train.world import World
 
-    world = World(0, 1, torch.device("cpu"), 0)
+    world = World(0, 1, torch.device("cpu"))
     shape = catalog.model("tiny-llama")
     with pytest.raises(ConfigError, match="cuda_graph='on' is not possible here: it is made for"):
         resolve(small(cuda_graph="on"), shape, world)
@@ -314,7 +314,7 @@ def test_fp8_is_captured_where_asked_for_and_never_with_primary_weights(monkeypa
     from scalebook.train.world import World
 
     monkeypatch.setattr(mcore, "transformer_engine_version", lambda: "2.20.2")
-    world, shape = World(0, 2, torch.device("cuda"), 0), catalog.model("tiny-llama")
+    world, shape = World(0, 2, torch.device("cuda")), catalog.model("tiny-llama")
     layout = {"platform": "h200", "world_size": 2, "tensor_parallel_size": 2, "precision": "fp8"}
     layout["fused_rope"] = "off"  # its kernel is the engine's, which is not here
 

@@ -43,6 +43,11 @@ def phase(step: int, warmup_steps: int, steps: int | None = None) -> Phase:
     return "warmup" if step <= warmup_steps else "measured"
 
 
+def now() -> str:
+    """Return the time as it stands in records, with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -81,7 +86,7 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         },
         expert_load=routing.load(routed, config.pipeline_parallel_size),
         skipped=step.skipped,
-        finished_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        finished_at=now(),
     )
 
 

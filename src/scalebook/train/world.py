@@ -30,7 +30,7 @@ _cuda: Any = torch.cuda
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class World:
     """This process among the others: its rank, how many there are, and its device."""
 
     rank: int
@@ -168,26 +168,23 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 LEAVE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class World(Process):
-    """This process among the others of a run, with its number on its node."""
-
-    local_rank: int
-
-
 def restart_count() -> int:
     """Return how often this run has been started again: by torchrun, or by a requeued job."""
     names = ("TORCHELASTIC_RESTART_COUNT", "SCALEBOOK_RESTARTS")
     return sum(int(os.environ.get(name, "0")) for name in names)
 
 
-def _environment_number(name: str) -> int:
-    value = os.environ.get(name)
-    if value is None:
-        raise LaunchError(
-            f"{name} is not set. Start the trainer with torchrun, even for 1 process."
+def own_place() -> tuple[int, int, int]:
+    """Return what torchrun says of this process: rank, how many there are, number on its node."""
+    try:
+        rank, size, local_rank = (
+            int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
-    return int(value)
+    except KeyError as error:
+        raise LaunchError(
+            f"{error.args[0]} is not set. Start this with torchrun, even for 1 process."
+        ) from error
+    return rank, size, local_rank
 
 
 def join(config: RunConfig) -> World:
@@ -197,18 +194,15 @@ def join(config: RunConfig) -> World:
         ConfigError: the world that torchrun started is not the one that was asked for.
         LaunchError: torchrun did not start this process, or there is no GPU for it.
     """
-    rank, size, local_rank = (
-        _environment_number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    )
+    rank, size, local_rank = own_place()
     if size != config.world_size:
         raise ConfigError(f"torchrun started {size} processes, but world_size={config.world_size}.")
-    device = _device(config, local_rank)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    device, backend = device_of(config.platform, local_rank)
     distributed.init_process_group(
         backend, store=_store(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
     )
     _split(config)
-    return World(rank, size, device, local_rank)
+    return World(rank, size, device)
 
 
 def _store() -> Any:
@@ -239,12 +233,13 @@ def leave(code: int, patience: float = LEAVE_SECONDS) -> None:
     timer.cancel()
 
 
-def _device(config: RunConfig, local_rank: int) -> torch.device:
-    if config.platform == "cpu":
-        return torch.device("cpu")
+def device_of(platform: str, local_rank: int) -> tuple[torch.device, str]:
+    """Return the device of a process and the backend of its collectives."""
+    if platform == "cpu":
+        return torch.device("cpu"), "gloo"
     if not torch.cuda.is_available():
         raise LaunchError(
-            f"platform={config.platform!r} needs a GPU, and torch {torch.__version__} sees none. "
+            f"platform={platform!r} needs a GPU, and torch {torch.__version__} sees none. "
             "Use platform 'cpu', or install a torch built for this GPU."
         )
     if local_rank >= torch.cuda.device_count():
@@ -254,7 +249,7 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    return device
+    return device, "nccl"
 
 
 def _split(config: RunConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from scalebook.errors import LaunchError
 from scalebook.measure.probes import ProbeRequest, Skipped
-from scalebook.train.world import Process
+from scalebook.train.world import World, device_of, own_place
 
 distributed: Any = import_module("torch.distributed")
 cuda: Any = torch.cuda
@@ -30,7 +28,7 @@ Call = Callable[[int], object]  # gets the number of the call, to choose other b
 
 
 @dataclass(frozen=True, slots=True)
-class Rank(Process):
+class Rank(World):
     """This process among the others of a probe."""
 
     def barrier(self) -> None:
@@ -115,20 +113,8 @@ def join(request: ProbeRequest) -> Rank:
     Raises:
         LaunchError: torchrun did not start this process, or there is no GPU for it.
     """
-    try:
-        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    except KeyError as error:
-        raise LaunchError(f"{error.args[0]} is not set. Start the probe with torchrun.") from error
-    device = torch.device("cpu")
-    if request.platform != "cpu":
-        if local >= cuda.device_count():
-            raise LaunchError(
-                f"Process {local} of this node has no GPU: torch {torch.__version__} sees "
-                f"{cuda.device_count()}. Use a smaller --world-size, or platform 'cpu'."
-            )
-        device = torch.device("cuda", local)
-        cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    rank, _, local_rank = own_place()
+    device, backend = device_of(request.platform, local_rank)
     distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     return Rank(rank, request.world_size, device)
 

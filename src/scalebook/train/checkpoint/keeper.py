@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,14 +27,9 @@ from scalebook.record import StepRecord
 from scalebook.store import read_object
 from scalebook.train import mcore
 from scalebook.train.checkpoint import mcore_checkpoint
-from scalebook.train.step_record import phase
+from scalebook.train.step_record import now, phase
 from scalebook.train.trainer import Trainer
 from scalebook.train.world import distributed, restart_count
-
-
-def now() -> str:
-    """Return the time as it stands in records, with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ computation. The layers at the model's beginning do so, because their backward p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -86,26 +85,13 @@ def install(chunk: Any, layers: int) -> None:
         second.host = before
 
 
+Recipe = tuple[Callable[..., Tensor], list[Tensor]]  # what makes a tensor again, and of what
 ATTRIBUTE = "made_by"  # set on the tensor object; lost where something else is made of it
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """How to make a tensor again from tensors that the graph keeps."""
-
-    function: Callable[..., Tensor]
-    inputs: tuple[Tensor, ...]
-
-    def make(self) -> Tensor:
-        """Return the tensor, as it was."""
-        with torch.no_grad():
-            return self.function(*self.inputs)
-
-
 def made_by(tensor: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return ``tensor`` with the note that ``function(*inputs)`` made it."""
-    recipe = Recomputation(function, tuple(part.detach() for part in inputs))
-    setattr(tensor, ATTRIBUTE, recipe)
+    """Return ``tensor`` with the note that a function made it, of what the graph keeps."""
+    setattr(tensor, ATTRIBUTE, (function, [part.detach() for part in inputs]))
     return tensor
 
 
@@ -117,7 +103,7 @@ def release(
     Nothing but the function that made ``output`` may need the tensor from here on. What it is made
     of waits at ``host``, if given; ``below`` is the next one that the backward pass will need.
     """
-    recipe: Recomputation | None = getattr(tensor, ATTRIBUTE, None)
+    recipe: Recipe | None = getattr(tensor, ATTRIBUTE, None)
     if recipe is None or not output.requires_grad:
         return
     delattr(tensor, ATTRIBUTE)
@@ -128,17 +114,19 @@ def release(
     kept = [(recipe, storage)]
 
     def refill(_: Tensor) -> None:
-        made, place = kept.pop()
+        (function, inputs), place = kept.pop()
         if host is not None:
             host.fetch()
         if below is not None:
             below.start()
         place.resize_(size)
+        with torch.no_grad():
+            made = function(*inputs).contiguous()
         # Past autograd's count of versions, which would take this for a change of the value.
-        place.copy_(made.make().contiguous().untyped_storage())
+        place.copy_(made.untyped_storage())
 
     untyped: Any = output
     untyped.register_hook(refill)
     storage.resize_(0)
     if host is not None:
-        host.store(recipe.inputs[0])
+        host.store(recipe[1][0])

@@ -69,15 +69,8 @@ class _GPTModel(mcore.GPTModel):
 
 
 def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on: Switches) -> Any:
-    style = local.Style(
-        compiled_norm=on.fused_norm,
-        fused_attention=on.fused_attention,
-        overlap_tensor_parallel=on.overlap_tensor_parallel,
-        remake=run.recompute == "pointwise" or "moe_act" in run.recomputation.modules,
-        grouped_gemm=on.grouped_gemm,
-        compiled_activation=on.fused_activation,
-    )
-    pieces = None if on.transformer_engine else style.pieces()
+    remakes = run.recompute == "pointwise" or "moe_act" in run.recomputation.modules
+    pieces = None if on.transformer_engine else local.pieces(on, remakes=remakes)
     ranks = mcore.parallel_state
     where = {"ignore_virtual": False, "vp_stage": stage}
     spec = mcore.block_spec(config, pieces=pieces, vp_stage=stage)

@@ -8,7 +8,6 @@ layers so that they can free their input (recompute mode ``pointwise``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,19 +19,20 @@ from scalebook.train import mcore
 from scalebook.train.experts import mlp
 from scalebook.train.layers import async_tensor_parallel, blocks, fused, latent, remake
 from scalebook.train.layers.remake import HostCopy
+from scalebook.train.model.switches import Switches
 
 
 class Norm(nn.Module):
     """RMSNorm or LayerNorm whose parameters are marked for sequence parallelism."""
 
     def __init__(
-        self, config: Any, hidden_size: int, eps: float = 1e-5, *, style: Style, **_: Any
+        self, config: Any, hidden_size: int, eps: float = 1e-5, *, compiled: bool, **_: Any
     ) -> None:
         super().__init__()
         shape = (hidden_size,)
         self.weight = nn.Parameter(torch.ones(shape, dtype=config.params_dtype))
         if config.normalization == "RMSNorm":
-            function: Any = fused.rms_norm if style.compiled_norm else nn.functional.rms_norm
+            function = fused.rms_norm if compiled else nn.functional.rms_norm
             self.normalise: Callable[..., Tensor] = partial(_rms, function, shape, eps)
         else:
             self.bias = nn.Parameter(torch.zeros(shape, dtype=config.params_dtype))
@@ -53,8 +53,7 @@ class Norm(nn.Module):
 
 
 def _rms(function: Any, shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor) -> Tensor:
-    normalised: Tensor = function(hidden, shape, weight, eps)
-    return normalised
+    return function(hidden, shape, weight, eps)
 
 
 def _layer(shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -106,33 +105,22 @@ def remake_norms(chunk: Any) -> None:
         layer.pre_mlp_layernorm.remade = isinstance(layer.mlp, mcore.MLP)
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
-    """How the pieces of a layer compute the same mathematics."""
+def pieces(on: Switches, *, remakes: bool) -> mcore.Pieces:
+    """Return the classes of which Megatron-Core builds its layers.
 
-    compiled_norm: bool
-    fused_attention: bool
-    overlap_tensor_parallel: bool
-    remake: bool  # of experts' activations: recompute mode pointwise, module moe_act
-    grouped_gemm: bool
-    compiled_activation: bool
-
-    def pieces(self) -> mcore.Pieces:
-        """Return the classes of which Megatron-Core builds its layers."""
-        overlapped = self.overlap_tensor_parallel
-        return mcore.Pieces(
-            norm=mcore.ModuleSpec(module=Norm, params={"style": self}),
-            core_attention=CoreAttention if self.fused_attention else mcore.DotProductAttention,
-            column=async_tensor_parallel.OverlappedColumn if overlapped else ColumnParallelLinear,
-            row=async_tensor_parallel.OverlappedRow if overlapped else RowParallelLinear,
-            expert_row=ExpertRow,
-            experts=(
-                mlp.styled(compiled=self.compiled_activation, remakes=self.remake)
-                if self.grouped_gemm
-                else None
-            ),
-            latent_attention=latent.LatentAttention,
-        )
+    ``remakes``: experts recompute their activation.
+    """
+    overlapped = on.overlap_tensor_parallel
+    experts = mlp.styled(compiled=on.fused_activation, remakes=remakes)
+    return mcore.Pieces(
+        norm=mcore.ModuleSpec(module=Norm, params={"compiled": on.fused_norm}),
+        core_attention=CoreAttention if on.fused_attention else mcore.DotProductAttention,
+        column=async_tensor_parallel.OverlappedColumn if overlapped else ColumnParallelLinear,
+        row=async_tensor_parallel.OverlappedRow if overlapped else RowParallelLinear,
+        expert_row=ExpertRow,
+        experts=experts if on.grouped_gemm else None,
+        latent_attention=latent.LatentAttention,
+    )
 
 
 def takes_grouped_heads(query: Tensor) -> bool:
