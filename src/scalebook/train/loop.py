@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -177,28 +176,11 @@ _profiler: Any = torch.profiler
 Step = Callable[[Any, int], tuple[float | None, float | None, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFolder:
-    """Where a rank keeps its trace and its breakdown."""
-
-    folder: Path
-    rank: int
-
-    @property
-    def raw(self) -> Path:
-        """The trace as the profiler writes it; gone when all is done."""
-        return self.folder / f".trace-rank{self.rank}.json"
-
-    @property
-    def trace(self) -> Path:
-        """The compressed trace."""
-        return self.folder / f"trace-rank{self.rank}.json.gz"
-
-    @property
-    def breakdown(self) -> Path:
-        """The reduced trace; that of rank 0 has the plain name."""
-        name = anatomy.BREAKDOWN_FILE
-        return self.folder / (name if self.rank == 0 else f"breakdown-rank{self.rank}.json")
+def _trace_files(output: Path, rank: int) -> tuple[Path, Path, Path]:
+    """Return a rank's trace as the profiler writes it, gone at the end; compressed; reduced."""
+    folder, name = output / FOLDER, anatomy.BREAKDOWN_FILE
+    raw, packed = folder / f".trace-rank{rank}.json", folder / f"trace-rank{rank}.json.gz"
+    return raw, packed, folder / (name if rank == 0 else f"breakdown-rank{rank}.json")
 
 
 def wanted(trainer: Trainer) -> bool:
@@ -210,8 +192,7 @@ def wanted(trainer: Trainer) -> bool:
 def run_traced(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> None:
     """Run the profiled steps on every rank; those that are to be profiled leave a raw trace."""
     config, world = trainer.config, trainer.world
-    place = TraceFolder(output / FOLDER, world.rank)
-    with _profile(trainer, place) if wanted(trainer) else nullcontext() as profile:
+    with _profile(trainer, output) if wanted(trainer) else nullcontext() as profile:
         for number in range(config.steps, config.steps + WARM_UP + config.profile_steps):
             trainer.marks.annotate = profile is not None
             world.synchronize()
@@ -232,16 +213,17 @@ def run_traced(trainer: Trainer, step: Step, output: Path, stream: TextIO | None
                 profile.step()
 
 
-def _profile(trainer: Trainer, place: TraceFolder) -> Any:
+def _profile(trainer: Trainer, output: Path) -> Any:
     """Return the profiler, which writes the raw trace after its last step."""
-    place.folder.mkdir(exist_ok=True)
+    raw, _, _ = _trace_files(output, trainer.world.rank)
+    raw.parent.mkdir(exist_ok=True)
     activities = [_profiler.ProfilerActivity.CPU]
     if trainer.world.on_gpu:  # on AMD the same name stands for roctracer
         activities.append(_profiler.ProfilerActivity.CUDA)
 
     def export(profile: Any) -> None:
         try:
-            profile.export_chrome_trace(str(place.raw))
+            profile.export_chrome_trace(str(raw))
         except (RuntimeError, OSError) as error:
             print(f"The trace could not be written: {error}", file=sys.stderr)
 
@@ -258,25 +240,25 @@ def finish_trace(trainer: Trainer, output: Path) -> None:
     """Reduce this rank's raw trace, if it has one, and compress it; needs no other rank."""
     if not wanted(trainer):
         return
-    place = TraceFolder(output / FOLDER, trainer.world.rank)
-    device = "gpu" if trainer.world.on_gpu else "cpu"
+    rank, device = trainer.world.rank, "gpu" if trainer.world.on_gpu else "cpu"
+    raw, packed, breakdown = _trace_files(output, rank)
     try:
-        found = anatomy.reduce_file(place.raw, rank=place.rank, device=device)
-        found = found.model_copy(update={"trace": _compress(place)})
+        found = anatomy.reduce_file(raw, rank=rank, device=device)
+        found = found.model_copy(update={"trace": _compress(raw, packed)})
     except (TraceError, OSError) as error:
-        found = anatomy.Breakdown(rank=place.rank, device=device, reason=str(error))
+        found = anatomy.Breakdown(rank=rank, device=device, reason=str(error))
     finally:
-        place.raw.unlink(missing_ok=True)
-    write_json(place.breakdown, found.model_dump(mode="json"))
+        raw.unlink(missing_ok=True)
+    write_json(breakdown, found.model_dump(mode="json"))
 
 
-def _compress(place: TraceFolder) -> str | None:
+def _compress(raw: Path, packed: Path) -> str | None:
     """Compress the raw trace and return its new name, None where it is too large to keep."""
-    with place.raw.open("rb") as raw, gzip.open(place.trace, "wb", compresslevel=LEVEL) as packed:
-        shutil.copyfileobj(raw, packed, 1 << 20)
-    if place.trace.stat().st_size <= LARGEST_TRACE:
-        return place.trace.name
-    place.trace.unlink()
+    with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=LEVEL) as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    if packed.stat().st_size <= LARGEST_TRACE:
+        return packed.name
+    packed.unlink()
     return None
 
 

@@ -74,7 +74,7 @@ if not hasattr(_moe_utils, "te_general_gemm"):
     _moe_utils.te_general_gemm = None
 
 
-def _no_context(**_: Any) -> AbstractContextManager[None]:
+def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -85,7 +85,7 @@ if find_spec("transformer_engine") is None:
     _random: Any = _import("megatron.core.tensor_parallel.random")
     if not hasattr(_random, "FP8GlobalStateManager"):
         _random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
-        _random.activation_recompute_forward = _random.fp8_autocast = _no_context
+        _random.activation_recompute_forward = _random.fp8_autocast = _nothing
 
 
 def transformer_engine_version() -> str | None:
@@ -212,10 +212,6 @@ def _with_latent_attention(layer: Any, attention: Any) -> Any:
         return layer
     parts = replace(layer.submodules, self_attention=replace(own, module=attention))
     return replace(layer, submodules=parts)
-
-
-def _nothing(*_: Any) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 @contextmanager
