@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,7 +34,7 @@ from scalebook.train.model.chunks import Model, build, refuse_unsupported
 from scalebook.train.model.graph import GraphedSchedule
 from scalebook.train.model.optimizer import build_optimizer
 from scalebook.train.samples import Batch, Share, micro_batches, samples_of
-from scalebook.train.step_record import gather, open_steps, progress
+from scalebook.train.step_record import RankStep, gather, open_steps, progress
 from scalebook.train.trainer import Trainer
 from scalebook.train.world import join, leave
 
@@ -51,9 +51,9 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
     return model(batch.tokens, batch.position_ids, None, labels=batch.labels), _loss
 
 
-def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None, bool]:
-    """Run one optimizer step; return (this rank's loss or None, gradient norm, skipped)."""
-    config, marks = trainer.config, trainer.marks
+def train_step(trainer: Trainer, step: int) -> RankStep:
+    """Run one optimizer step."""
+    config, marks, learning_rate = trainer.config, trainer.marks, trainer.optimizer.learning_rate
     with marks.part("optimizer"):
         for chunk in trainer.model.chunks:
             chunk.zero_grad_buffer()
@@ -78,7 +78,8 @@ def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None,
         succeeded, grad_norm, _ = trainer.optimizer.inner.step()
     trainer.optimizer.schedule.step(increment=1)
     loss = torch.stack(losses).mean().item() if losses else None
-    return loss, grad_norm, not succeeded
+    mcore.forget_auxiliary_losses()
+    return RankStep(loss, grad_norm, learning_rate, not succeeded)
 
 
 def _schedule(model: Model) -> Any:
@@ -122,15 +123,12 @@ def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
     begin = time.perf_counter()
     for step in range(keeper.done, config.steps):
         waited = keeper.after(step)
-        learning_rate = trainer.optimizer.learning_rate
-        loss, grad_norm, skipped = train_step(trainer, step)
-        mcore.forget_auxiliary_losses()
+        ended = train_step(trainer, step)
         world.synchronize()
         # A step lasts from the end of the last one, so that steps add up to the wall time.
         end = time.perf_counter()
-        own = trainer.step_report(end - begin, loss, grad_norm, learning_rate, skipped)
+        record = keeper.mark(gather(trainer, step + 1, end - begin, ended), waited)
         begin = end
-        record = keeper.mark(gather(step + 1, own, config, world), waited)
         if stream is not None:
             stream.write(record.model_dump_json() + "\n")
             print(progress(record, config), flush=True)
@@ -157,7 +155,7 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
             stream = stack.enter_context(open_steps(output))
         code = _run_steps(trainer, keeper, stream)
         if code == 0 and config.profile_steps:
-            run_traced(trainer, train_step, output, stream)
+            run_traced(trainer, output, stream)
     keeper.finish(completed=code == 0)
     if isinstance(trainer.forward_backward, GraphedSchedule):
         trainer.forward_backward.close()
@@ -173,7 +171,6 @@ LARGEST_TRACE = 64 << 20  # bytes, compressed: about 100 times what a step of a 
 LEVEL = 5  # of gzip: 6 % larger than the strongest and four times as fast
 
 _profiler: Any = torch.profiler
-Step = Callable[[Any, int], tuple[float | None, float | None, bool]]
 
 
 def _trace_files(output: Path, rank: int) -> tuple[Path, Path, Path]:
@@ -189,7 +186,7 @@ def wanted(trainer: Trainer) -> bool:
     return config.profile_steps > 0 and (trainer.world.rank == 0 or config.profile_all_ranks)
 
 
-def run_traced(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> None:
+def run_traced(trainer: Trainer, output: Path, stream: TextIO | None) -> None:
     """Run the profiled steps on every rank; those that are to be profiled leave a raw trace."""
     config, world = trainer.config, trainer.world
     with _profile(trainer, output) if wanted(trainer) else nullcontext() as profile:
@@ -197,15 +194,12 @@ def run_traced(trainer: Trainer, step: Step, output: Path, stream: TextIO | None
             trainer.marks.annotate = profile is not None
             world.synchronize()
             begin = time.perf_counter()
-            rate = trainer.optimizer.learning_rate
             with torch.autograd.profiler.record_function(STEP):
-                loss, norm, skipped = step(trainer, number)
+                ended = train_step(trainer, number)
                 world.synchronize()
-            mcore.forget_auxiliary_losses()
             seconds = time.perf_counter() - begin
             trainer.marks.annotate = False
-            own = trainer.step_report(seconds, loss, norm, rate, skipped)
-            record = gather(number + 1, own, config, world)
+            record = gather(trainer, number + 1, seconds, ended)
             if stream is not None:
                 stream.write(record.model_dump_json() + "\n")
                 print(f"profiled step {number + 1}: {seconds * 1e3:.1f} ms", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -13,22 +13,20 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.record import Phase, StepRecord
 from scalebook.train.experts import routing
-from scalebook.train.world import World, distributed, restart_count
+from scalebook.train.trainer import Trainer
+from scalebook.train.world import distributed, restart_count
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One rank's view of a step. ``loss`` is None on ranks that do not see the loss."""
+    """What a step came to on one rank. ``loss`` is None on ranks that do not see the loss."""
 
-    seconds: float
     loss: float | None
     grad_norm: float | None
     learning_rate: float
     skipped: bool
-    parts: dict[str, float] = field(default_factory=dict[str, float])  # seconds by name
-    routed: list[int] = field(default_factory=list[int])  # tokens of its experts, by layer
 
 
 def phase(step: int, warmup_steps: int, steps: int | None = None) -> Phase:
@@ -52,24 +50,27 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def gather(number: int, step: RankStep, config: RunConfig, world: World) -> StepRecord:
+def gather(trainer: Trainer, number: int, seconds_taken: float, step: RankStep) -> StepRecord:
     """Return the record of a step over all ranks; every rank must call this.
 
-    The loss is the mean over the ranks that see it, which hold equally many tokens each.
+    The loss is the mean over the ranks that see it, which hold equally many tokens each. Counters
+    begin anew.
     """
+    config, world = trainer.config, trainer.world
+    parts_taken, routed_here = trainer.marks.take(), trainer.routing.take()
     allocated = reserved = 0.0
     if world.on_gpu:
         allocated = torch.cuda.max_memory_allocated() / GIB
         reserved = torch.cuda.max_memory_reserved() / GIB
     has_loss = step.loss is not None
-    own = [step.seconds, step.loss or 0.0, float(has_loss), allocated, reserved]
-    own += [*step.parts.values(), *step.routed]
+    own = [seconds_taken, step.loss or 0.0, float(has_loss), allocated, reserved]
+    own += [*parts_taken.values(), *routed_here]
     local = torch.tensor(own, dtype=torch.float64, device=world.device)
     table = [torch.empty_like(local) for _ in range(world.size)]
     distributed.all_gather(table, local)
     columns: list[list[float]] = cast("Any", torch.stack(table).T).tolist()
     seconds, losses, seen, allocated_all, reserved_all, *rest = columns
-    parts, routed = rest[: len(step.parts)], rest[len(step.parts) :]
+    parts, routed = rest[: len(parts_taken)], rest[len(parts_taken) :]
     return StepRecord(
         step=number,
         phase=phase(number, config.warmup_steps, config.steps),
@@ -82,7 +83,7 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         reserved_gib=max(reserved_all) if world.on_gpu else None,
         rank_step_seconds=tuple(seconds),
         part_seconds={
-            name: sum(times) / world.size for name, times in zip(step.parts, parts, strict=True)
+            name: sum(times) / world.size for name, times in zip(parts_taken, parts, strict=True)
         },
         expert_load=routing.load(routed, config.pipeline_parallel_size),
         skipped=step.skipped,

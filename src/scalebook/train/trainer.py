@@ -11,7 +11,6 @@ from scalebook.train.marks import Marks
 from scalebook.train.model.chunks import Model
 from scalebook.train.model.optimizer import Optimizer
 from scalebook.train.samples import Samples, Share
-from scalebook.train.step_record import RankStep
 from scalebook.train.world import World
 
 
@@ -29,10 +28,3 @@ class Trainer:
     forward_backward: Any
     marks: Marks
     routing: Routing
-
-    def step_report(
-        self, seconds: float, loss: float | None, norm: float | None, rate: float, skipped: bool
-    ) -> RankStep:
-        """Return this rank's view of the step that has just ended, its counters begun anew."""
-        parts, routed = self.marks.take(), self.routing.take()
-        return RankStep(seconds, loss, norm, rate, skipped, parts, routed)
