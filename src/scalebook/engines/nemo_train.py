@@ -28,25 +28,19 @@ RECIPES = "nemo.collections.llm.recipes"
 NemoSettings = dict[str, Any]
 
 # Names of what makes a precision: functions of NeMo's plugins, keys of Bridge's table.
-_SCALED = {
-    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
-    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
-}
 NEMO_PRECISION = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
-    "fp8": {"delayed": "bf16_with_fp8_mixed", **_SCALED},
+    "delayed": "bf16_with_fp8_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
 }
-BRIDGE_PRECISION = {
-    **NEMO_PRECISION,
-    "fp8": {"delayed": "bf16_with_fp8_delayed_scaling_mixed", **_SCALED},
-}
+BRIDGE_PRECISION = NEMO_PRECISION | {"delayed": "bf16_with_fp8_delayed_scaling_mixed"}
 
 
-def precision_name(table: dict[str, Any], config: RunConfig) -> str:
-    """Return the engine's name of a run's precision."""
-    found = table[config.precision]
-    return found if isinstance(found, str) else found[config.fp8_recipe]
+def precision_name(table: Mapping[str, str], config: RunConfig) -> str:
+    """Return the engine's name of a run's precision, in FP8 of its recipe."""
+    return table[config.fp8_recipe if config.precision == "fp8" else config.precision]
 
 
 def _under(prefix: str, settings: NemoSettings) -> NemoSettings:
