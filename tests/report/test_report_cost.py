@@ -20,7 +20,7 @@ from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup, raw_block
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import comparison_page, cost_page
+from scalebook.report.pages import cost_page
 from scalebook.report.site.notebook import NotebookCell, prepare
 from scalebook.report.site.rendering import ASSETS
 
@@ -146,14 +146,14 @@ def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_pa
 
 def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
     (two / "economics.toml").write_text("[h100]\nprice_per_gpu_hour = 2.0\n")
-    pairs = comparison_page.pairs(comparison_page.runs_of(load(two)))
-    assert {pair.a[0].row["platform"] for pair in pairs} == {"h100"}
+    pairs = comparisons.platform_pairs(comparisons.ranked(load(two)))
+    assert {pair.a.row["platform"] for pair in pairs} == {"h100"}
     rows = list(cost_page._break_even(pairs, read_stated(two)))
     for row in rows:
         assert row["factor"].low < 2 < row["factor"].high
         assert row["even"].low < 4 < row["even"].high
     for pair, row in zip(pairs, rows, strict=True):
-        rates = [comparisons.mean_rate(side) for side in (pair.b, pair.a)]
+        rates = [side.rate for side in (pair.b, pair.a)]
         assert row["factor"].middle == pytest.approx(rates[0] / rates[1], rel=1e-9)
         assert row["even"].middle == pytest.approx(2 * rates[0] / rates[1], rel=1e-9)
     empty = list(cost_page._break_even(pairs, Stated()))

@@ -11,7 +11,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook.report.base import frames, sections
+from scalebook.report.base import comparisons, frames, sections
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
@@ -149,15 +149,15 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     low, high = one.interval
     assert low is not None and high is not None and low < one.rate < high
     said = f"{one.rate:,.0f} ± "
-    items = comparison_page.runs_of(data)
-    pairs = comparison_page.pairs(items)
-    compared = words(comparison_page.overview(items, pairs))
+    rows = comparisons.ranked(data)
+    pairs = comparisons.platform_pairs(rows)
+    compared = words(comparison_page.overview(rows, pairs))
     for text in (words(run_findings.findings(data)), words(peak_page.findings(data))):
         assert said in text
         assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
         assert "repeat 2" not in text
     sides = {
-        tuple(item.row["run_id"] for item in side) for pair in pairs for side in (pair.a, pair.b)
+        tuple(row["run_id"] for row in side.runs) for pair in pairs for side in (pair.a, pair.b)
     }
     assert sides == {("h-0", "h-1"), ("amd",)}
     assert "DP8 on 8 GPUs, h-0, h-1" in compared

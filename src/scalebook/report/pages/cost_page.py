@@ -256,8 +256,8 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
     for pair in found:
-        verdict, row = pair.verdict, pair.a[0].row
-        if verdict is None or "cpu" in (row["platform"], pair.b[0].row["platform"]):
+        verdict, row = pair.verdict, pair.a.row
+        if verdict is None or "cpu" in (row["platform"], pair.b.row["platform"]):
             continue
         turned = verdict.turned
         factor = Interval(turned.low, turned.high, turned.ratio)
