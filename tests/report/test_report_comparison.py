@@ -45,7 +45,7 @@ def rows_of(spec: Any) -> Iterator[dict[str, Any]]:
 
 
 def words(fragment: Any) -> str:
-    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    text = Markup(re.sub(r"\s+", " ", str(fragment).replace("<", " <"))).striptags()
     return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
 
 
@@ -200,7 +200,7 @@ def test_names_of_runs_are_never_markup(two: Path) -> None:
     write_run(two, "x", job("h100"), seconds=0.2, device=H100, run_id=EVIL)
     items, found = compared(two)
     html = "".join(
-        str(part.html)
+        str(part)
         for part in (
             comparison_page.overview(items, found),
             comparison_page.differing(found),
@@ -255,7 +255,7 @@ def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> Non
     found = comparison_page.ablations(ranked(load(switched)))
     figures, bars = comparison_page.worth(found), comparison_page.bars(found)
     assert figures is not None and bars is not None
-    html = str(comparison_page.switches(found).html)
+    html = str(comparison_page.switches(found))
     values = list(rows_of(figures.parts[0][1].spec()))
     assert {row["label"] for row in values} == {item.label for item in found[0].switches}
     for row in values:
@@ -354,7 +354,7 @@ def panels(folder: Path) -> list[side_by_side.TwoSides]:
 
 def chooser(folder: Path) -> str:
     items = ranked(load(folder))
-    return str(side_by_side.chooser(items, read_stated(folder)).html)
+    return str(side_by_side.chooser(items, read_stated(folder)))
 
 
 def test_a_reader_begins_with_the_two_platforms_of_the_most_matched_pairs(two: Path) -> None:
@@ -396,7 +396,7 @@ def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -
 
 
 def fragment(html: str) -> Any:
-    return comparison_page.Fragment(Markup(html))
+    return Markup(html)
 
 
 def test_the_run_that_would_make_a_matched_pair_is_named_with_its_side(two: Path) -> None:

@@ -242,7 +242,7 @@ def test_the_table_of_runs_without_a_result_has_each_ones_reason(tmp_path: Path)
     write_run(tmp_path, "brief", config(), steps=3)
     data = load(tmp_path)
     reasons = dict(zip(data.runs["run_id"], data.runs["throughput_reason"], strict=True))
-    rows = str(run_findings.failed(data).html).split("<tr")
+    rows = str(run_findings.failed(data)).split("<tr")
     text = {name: words(next(row for row in rows if f">{name}<" in row)) for name in reasons}
     assert "It broke." in text["broke"]
     assert "None" not in text["broke"]  # of its log, which it has none of
@@ -260,7 +260,7 @@ def test_the_end_of_a_log_is_folded_under_its_number_of_lines_in_a_cell_that_wra
 ) -> None:
     tail = ("Traceback", "KeyError: 'x'")
     write_run(tmp_path, "broke", config(), status="failed", steps=0, log_tail=tail)
-    cell = str(run_findings.failed(load(tmp_path)).html).rpartition("<td")[2]
+    cell = str(run_findings.failed(load(tmp_path))).rpartition("<td")[2]
     assert cell.startswith(' class="txt wide"')
     assert "<summary>2 lines</summary><pre>Traceback\nKeyError: &#39;x&#39;</pre>" in cell
 
@@ -323,7 +323,7 @@ def test_reasons_that_differ_in_their_figures_are_one() -> None:
 def test_good_gpu_runs_come_without_a_warning(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "a", made, seconds=12, device=H100, source="measured")
-    assert str(run_findings.warnings(load(tmp_path)).html) == ""
+    assert str(run_findings.warnings(load(tmp_path))) == ""
 
 
 def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
         *(run_findings.failed(data), sections.throughput(data), sections.mfu(data)),
         *(sections.loss(data), series.not_enough(data, found)),
     ):
-        assert "<img" not in str(fragment.html)
+        assert "<img" not in str(fragment)
 
 
 def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: Path) -> None:
@@ -425,8 +425,8 @@ def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
         write_run(tmp_path, name, config(), notes=(f"precision ran as fp32. {EVIL}",))
     notes = run_findings.notes(load(tmp_path))
     assert f"Precision ran as FP32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
-    assert str(notes.html).count("<li>") == 1
-    assert "<img" not in str(notes.html)
+    assert str(notes).count("<li>") == 1
+    assert "<img" not in str(notes)
 
 
 def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) -> None:

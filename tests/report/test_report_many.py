@@ -286,7 +286,7 @@ def test_rows_that_layers_share_are_in_a_specification_once() -> None:
 
 
 def test_long_lists_end_with_how_many_more_there_are() -> None:
-    text = str(bullets(f"<{i}>" for i in range(MOST_ITEMS + 34)).html)
+    text = str(bullets(f"<{i}>" for i in range(MOST_ITEMS + 34)))
     assert text.count("<li>") == MOST_ITEMS + 1
     assert "And 34 more like these." in text
     assert f"<summary>{MOST_ITEMS - 4} more</summary>" in text  # five are open
@@ -307,13 +307,13 @@ def test_laws_that_are_not_drawn_are_counted(
             )  # fmt: skip
             write_run(tmp_path, f"{tensor}-{gpus}", made_up, seconds=16 + gpus / 64, device=H100)
     found = scaling_series.scaling_series(frames.load(tmp_path).completed)
-    assert "Drawn are" not in str(scaling_page.findings(found).html)
+    assert "Drawn are" not in str(scaling_page.findings(found))
     monkeypatch.setattr(scaling_page, "MOST_DRAWN", 1)
     figures = scaling_page.figures(found)
     assert figures is not None
     assert len(figures.parts) == 1
-    assert "Drawn are 1 of 2 laws" in str(scaling_page.findings(found).html)
-    assert str(scaling_page.projections(found).html).count("<tr ") == 2 * 3
+    assert "Drawn are 1 of 2 laws" in str(scaling_page.findings(found))
+    assert str(scaling_page.projections(found)).count("<tr ") == 2 * 3
 
 
 def long_table(count: int) -> NotebookCell:
@@ -321,7 +321,7 @@ def long_table(count: int) -> NotebookCell:
         {"run_id": f"r{i}", "world_size": i, "status": "completed", "source": "simulated"}
         for i in range(count)
     ]
-    html_ = html_tables.table(rows, (html_tables.RUN, html_tables.WORLD), "runs", anchors=True).html
+    html_ = html_tables.table(rows, (html_tables.RUN, html_tables.WORLD), "runs", anchors=True)
     return NotebookCell(
         "code", "x", texts=(f"```{{=html}}\n{html_}\n```\n",), options=(("echo", False),)
     )

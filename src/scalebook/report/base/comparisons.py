@@ -22,7 +22,7 @@ from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.record import text_of
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.html_tables import Column, noted, plain, table, text
-from scalebook.report.base.markup import Fragment, Markup
+from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import (
     UNKNOWN_PLATFORM,
     VERSION_WORDS,
@@ -304,7 +304,7 @@ COMPARED = Column(
 )  # fmt: skip
 
 
-def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
+def per_basis(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return every pair per GPU, node, watt, price and peak FLOP, with reasons for the nulls."""
     columns = (
         *(COMPARED, text("kind", "Kind"), text("per", "Per")),

@@ -9,7 +9,6 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     join,
@@ -44,7 +43,7 @@ class Jump:
     last: float
 
 
-def throughput(data: ReportData) -> Fragment:
+def throughput(data: ReportData) -> Markup:
     """Return how wide the field is in each group, from its slowest to its fastest run."""
     if data.completed.is_empty():
         return paragraphs("No run completed with a throughput.")
@@ -87,7 +86,7 @@ def _span(group: str, runs: pl.DataFrame) -> Markup:
     )
 
 
-def mfu(data: ReportData) -> Fragment:
+def mfu(data: ReportData) -> Markup:
     """Return which run uses its device best, under which convention and peak, or why none does."""
     runs = data.completed
     known = runs.drop_nulls("mfu").partition_by("peak_precision", maintain_order=True)
@@ -125,7 +124,7 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
         )
 
 
-def loss(data: ReportData) -> Fragment:
+def loss(data: ReportData) -> Markup:
     """Return whether each completed run learned: the throughput of one that did not is invalid."""
     return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
 

@@ -21,7 +21,7 @@ from scalebook.report.base.html_tables import (
     text,
     time,
 )
-from scalebook.report.base.markup import Fragment, Markup, bullets, code, join, opened, run_link
+from scalebook.report.base.markup import Markup, bullets, code, join, opened, run_link
 from scalebook.report.base.quantities import count, duration, percent
 from scalebook.report.charts.step_charts import KINDS, PARTS
 
@@ -117,7 +117,7 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
     return charts.anatomy(rows, KINDS, "share of the time of all kernels")
 
 
-def parts_table(data: ReportData) -> Fragment:
+def parts_table(data: ReportData) -> Markup:
     """Return the profiled steps in numbers."""
     rows: list[dict[str, Any]] = []
     for row, one, _ in profiles(data):
@@ -136,7 +136,7 @@ def parts_table(data: ReportData) -> Fragment:
     return table(rows, columns, "anatomy")
 
 
-def kernels_table(data: ReportData) -> Fragment:
+def kernels_table(data: ReportData) -> Markup:
     """Return the longest kernels of each profile."""
     rows = [
         {**row, **kernel.model_dump(), "name": row["name"], "kernel": kernel.name,
@@ -155,7 +155,7 @@ def kernels_table(data: ReportData) -> Fragment:
     return table(rows, columns, "kernels")
 
 
-def communication_table(data: ReportData) -> Fragment:
+def communication_table(data: ReportData) -> Markup:
     """Return the communication that profiles measured next to what theory counts."""
     waits = "exposed sends and receives, with the wait for them, of the step"
     columns = (
@@ -219,7 +219,7 @@ SHOWN = 8
 HOW = "'scalebook run --profile' adds two profiled steps after the measured ones"
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return what the profiles show, each sentence with its run."""
     sentences = (_profiled(data), _bubbles(data), _slowest(data), _marks(data), _missing(data))
     return bullets(chain(*sentences), empty=f"No run has a profile or time marks: {HOW}.")

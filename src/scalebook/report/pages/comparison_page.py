@@ -21,7 +21,6 @@ from scalebook.report.base.comparisons import (
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, Column, Row, noted, table, text, verdict_column
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     folded,
@@ -224,7 +223,7 @@ NOTHING = (
 )
 
 
-def ablation_overview(found: Sequence[Ablation]) -> Fragment:
+def ablation_overview(found: Sequence[Ablation]) -> Markup:
     """Return what the optimised configuration gains, and its largest and its useless switches."""
     if not found:
         return paragraphs(NOTHING)
@@ -321,7 +320,7 @@ def _bar(side: Configuration, label: str, step: str) -> dict[str, Any]:
     }
 
 
-def switches(found: Sequence[Ablation]) -> Fragment:
+def switches(found: Sequence[Ablation]) -> Markup:
     """Return the table of all switches with their intervals."""
     rows = [
         {
@@ -354,11 +353,11 @@ COMMIT_DIGITS = 12
 MOST_DIFFERENCES = 400  # rows of the table
 
 
-def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Fragment:
+def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
     """Return the verdict on each pair in words, or why nothing can be compared."""
     if found:
         summary = f"{count(len(found), 'verdict')} in words"
-        return Fragment(folded(summary, bullets(map(sentence, found)).html))
+        return folded(summary, bullets(map(sentence, found)))
     known = sorted({platform_title(side_name(row)) for row in rows})
     if not known:
         words = "No run has a rate and all that a comparison needs, so there is nothing to compare."
@@ -447,7 +446,7 @@ def _work(row: Row) -> tuple[str, ...]:
     return model_title(row["model"]), precision_title(row["precision"]) or "", length, ranks
 
 
-def differing(found: Sequence[Pair]) -> Fragment:
+def differing(found: Sequence[Pair]) -> Markup:
     """Return what differs between the sides of each pair, in addition to the GPU itself."""
     rows = (
         {**bases.named(pair), "name": one.name, "a": one.a, "b": one.b}
@@ -470,7 +469,7 @@ def _value(row: Row, side: str) -> str:
     return value[:COMMIT_DIGITS] if row["name"] == "git_commit" else titled(value)
 
 
-def against_best(data: ReportData) -> Fragment:
+def against_best(data: ReportData) -> Markup:
     """Return every configuration next to the fastest of its group, with the verdict on the two."""
     rows: list[dict[str, Any]] = []
     for _, runs in data.ranked.group_by("group", maintain_order=True):

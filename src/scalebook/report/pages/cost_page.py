@@ -17,7 +17,6 @@ from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, share, table, text
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     join,
@@ -90,7 +89,7 @@ def inputs_of(row: Row, stated: Stated) -> Inputs:
     return Inputs(**known, **found)
 
 
-def overview(data: ReportData, stated: Stated) -> Fragment:
+def overview(data: ReportData, stated: Stated) -> Markup:
     """Return what is stated, what is missing, and which run takes the least energy."""
     items = [Markup("{}").format(problem) for problem in stated.problems]
     if stated.shared or stated.platforms:
@@ -111,7 +110,7 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
         )
     items += _example(data)
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
-    return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
+    return bullets([*items, *energy_findings(data)]) + sample
 
 
 def _example(data: ReportData) -> Iterator[Markup]:
@@ -140,7 +139,7 @@ def _example(data: ReportData) -> Iterator[Markup]:
         )
 
 
-def calculator(data: ReportData, stated: Stated) -> Fragment:
+def calculator(data: ReportData, stated: Stated) -> Markup:
     """Return the form and the answers for its first run; the script follows the reader's inputs."""
     runs = choices(data)
     if not runs:
@@ -159,21 +158,19 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
         Markup('<th scope="col" data-key="{0}">{0}</th>').format(name)
         for name in ("Answer", "Value", "Unit", "Formula", "Why not")
     )
-    return Fragment(
-        Markup(
-            '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
-            '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
-            '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
-            '<tbody aria-live="polite">{}</tbody></table></div></div>'
-            '<script type="application/json">{}</script></div>'
-        ).format(
-            _menu("Run", "", runs, first=True),
-            _menu("Second platform (break-even)", "other_", runs, first=False),
-            Markup("").join(_field(name, first) for name in LABELS),
-            head,
-            body,
-            script_json(payload),
-        )
+    return Markup(
+        '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
+        '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
+        '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
+        '<tbody aria-live="polite">{}</tbody></table></div></div>'
+        '<script type="application/json">{}</script></div>'
+    ).format(
+        _menu("Run", "", runs, first=True),
+        _menu("Second platform (break-even)", "other_", runs, first=False),
+        Markup("").join(_field(name, first) for name in LABELS),
+        head,
+        body,
+        script_json(payload),
     )
 
 
@@ -241,7 +238,7 @@ def shown(value: Interval | None) -> str:
     return middle if value.exact else f"{middle} ({low} to {high})"
 
 
-def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
+def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
@@ -310,7 +307,7 @@ def energy_chart(data: ReportData) -> Figures | None:
     return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
 
 
-def device_findings(data: ReportData) -> Fragment:
+def device_findings(data: ReportData) -> Markup:
     """Return what held devices back: one sentence per cause, with the runs that it is true of."""
     causes: dict[str, list[tuple[str, str]]] = {}
     for run_id in data.completed["run_id"]:
@@ -325,7 +322,7 @@ def device_findings(data: ReportData) -> Fragment:
     return bullets(items)
 
 
-def device_table(data: ReportData) -> Fragment:
+def device_table(data: ReportData) -> Markup:
     """Return what was read of the devices of each run with a throughput; nothing without any."""
     read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
     millijoules = 1e3 * pl.col("energy_joules_per_token")

@@ -27,7 +27,7 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import sentence as sentence_of_changes
 from scalebook.report.base.comparisons import Pair, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
+from scalebook.report.base.markup import Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
     brief,
@@ -128,7 +128,7 @@ class Front:
         return platform_pairs(self.chosen)
 
 
-def screen(data: ReportData) -> Fragment:
+def screen(data: ReportData) -> Markup:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
@@ -144,12 +144,10 @@ def screen(data: ReportData) -> Fragment:
         )
         for key, title, sentences in _aside(front)
     )
-    return Fragment(
-        Markup(
-            '<div class="sb-front">{}<div class="cols"><div>{}</div>'
-            '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-        ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
-    )
+    return Markup(
+        '<div class="sb-front">{}<div class="cols"><div>{}</div>'
+        '<div class="side" role="complementary">{}</div></div>{}{}</div>'
+    ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
 
 
 def _nothing(data: ReportData) -> Iterator[Markup | str]:

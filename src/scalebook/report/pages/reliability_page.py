@@ -21,7 +21,6 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     callout,
@@ -155,7 +154,7 @@ def _failure(run: Row) -> tuple[str, ...] | None:
 NAMED_RUNS = 3  # links in a sentence; the table has all
 
 
-def statuses(data: ReportData) -> Fragment:
+def statuses(data: ReportData) -> Markup:
     """Return how the runs of the report ended, and what those that failed have in common."""
     counts = data.runs.group_by("status").len().sort("len", "status", descending=[True, False])
     ends = join(f"{n} {tables.status_words(status)}" for status, n in counts.iter_rows())
@@ -175,7 +174,7 @@ def _kind(found: tuple[str, str, list[str]]) -> Markup:
     )
 
 
-def checkpoint_findings(found: Reliability) -> Fragment:
+def checkpoint_findings(found: Reliability) -> Markup:
     """Return what checkpoints cost on each platform and in each mode, or how to measure it."""
     none = Markup(
         "No run saved a checkpoint. <code>scalebook run --set checkpoint_interval=10"
@@ -233,7 +232,7 @@ def checkpoint_chart(found: Reliability) -> Figure | None:
     )
 
 
-def checkpoint_table(found: Reliability) -> Fragment:
+def checkpoint_table(found: Reliability) -> Markup:
     """Return size, times and rates of each run's checkpoints."""
     columns = (
         *(tables.RUN, tables.RAN),
@@ -252,7 +251,7 @@ def checkpoint_table(found: Reliability) -> Fragment:
     return tables.table(found.saved, columns, "checkpoints", empty=none)
 
 
-def unreadable(found: Reliability) -> Fragment:
+def unreadable(found: Reliability) -> Markup:
     """Return the lines of checkpoints that could not be read; nothing where there are none."""
     return callout("Not readable", found.problems)
 
@@ -263,7 +262,7 @@ PART_FIELDS = (
 PART_LABELS = ("Notice", "Start", "Build", "Load", "First step")
 
 
-def findings(found: Reliability) -> Fragment:
+def findings(found: Reliability) -> Markup:
     """Return each drill in a sentence, or how to run one."""
     none = Markup(
         "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
@@ -349,7 +348,7 @@ def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
         begins = ends
 
 
-def table(found: Reliability) -> Fragment:
+def table(found: Reliability) -> Markup:
     """Return the timings of every drill."""
     columns = (
         *(tables.RUN, tables.RAN),

@@ -10,7 +10,6 @@ import polars as pl
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     by_cause,
@@ -163,7 +162,7 @@ def named(one: Configuration) -> Markup:
     return Markup(words).format(in_words(one.row), ids, left_out)
 
 
-def failed(data: ReportData) -> Fragment:
+def failed(data: ReportData) -> Markup:
     """Return the runs that gave no result, each with its reason and the end of its log."""
 
     def tail(row: Row) -> Markup:
@@ -185,7 +184,7 @@ def failed(data: ReportData) -> Fragment:
 FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
 
 
-def folded(data: ReportData) -> Fragment:
+def folded(data: ReportData) -> Markup:
     """Return what is behind the first screen: findings, warnings, runs, those without a result."""
     folds = (
         ("Findings, group by group", findings(data)),
@@ -194,14 +193,14 @@ def folded(data: ReportData) -> Fragment:
         ("Runs without a result", failed(data)),
     )
     rest = Markup("").join(
-        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one.html)
+        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one)
         for title, one in folds
-        if one.html
+        if one
     )
-    return Fragment(Markup("<h2>Behind these answers</h2>{}").format(rest))
+    return Markup("<h2>Behind these answers</h2>{}").format(rest)
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return the findings as a list: an item per group of comparable runs, losses, failures."""
     return bullets(_items(data))
 
@@ -251,7 +250,7 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
         )
 
 
-def warnings(data: ReportData) -> Fragment:
+def warnings(data: ReportData) -> Markup:
     """Return what a reader must know before using a number; nothing where all is well."""
     return callout("Before you use these numbers", _warnings(data))
 
@@ -317,7 +316,7 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(count(changing.height, "run"), most, ids)
 
 
-def notes(data: ReportData) -> Fragment:
+def notes(data: ReportData) -> Markup:
     """Return the notes in the records of the runs; nothing where there are none."""
     said: dict[str, list[str]] = {}
     for run_id, sentences in data.notes.items():
@@ -327,6 +326,6 @@ def notes(data: ReportData) -> Fragment:
     return callout("Notes of the runs", items)
 
 
-def unreadable(data: ReportData) -> Fragment:
+def unreadable(data: ReportData) -> Markup:
     """Return the directories and lines that could not be read; nothing where there are none."""
     return callout("Not readable", data.problems)

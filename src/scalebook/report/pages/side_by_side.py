@@ -31,7 +31,6 @@ from scalebook.report.base.comparisons import (
 )
 from scalebook.report.base.html_tables import Column, Row, noted, table, text
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     join,
     paragraphs,
@@ -105,7 +104,7 @@ def panels(rows: Sequence[Row]) -> list[TwoSides]:
     return found
 
 
-def chooser(rows: Sequence[Row], stated: Stated) -> Fragment:
+def chooser(rows: Sequence[Row], stated: Stated) -> Markup:
     """Return the menus, the prices and every panel, all but the first hidden."""
     found = panels(rows)
     if not found:
@@ -113,14 +112,12 @@ def chooser(rows: Sequence[Row], stated: Stated) -> Fragment:
     body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
     product = next(one for one in ANSWERS if one.name == PER_PRICE)
     formula = {name: getattr(product, name) for name in ("constant", "over", "under")}
-    return Fragment(
-        Markup(
-            '<div class="sb-versus"><div class="sb-inputs" role="group" '
-            'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
-            "These two are one and the same: choose two different ones.</p>"
-            '<script type="application/json">{}</script></div>'
-        ).format(_menus(found), _prices(rows, stated), body, script_json(formula))
-    )
+    return Markup(
+        '<div class="sb-versus"><div class="sb-inputs" role="group" '
+        'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
+        "These two are one and the same: choose two different ones.</p>"
+        '<script type="application/json">{}</script></div>'
+    ).format(_menus(found), _prices(rows, stated), body, script_json(formula))
 
 
 def _menus(found: Sequence[TwoSides]) -> Markup:
@@ -306,7 +303,7 @@ def _table(one: TwoSides, stated: Stated) -> Markup:
     note = f"{count(more, 'more pair')} in the table of every comparison." if more > 0 else ""
     rows = (_row(pair, stated) for pair in one.pairs[:MOST_PAIRS])
     said = Markup('<p class="note">{}</p>').format(note) if note else Markup("")
-    return table(rows, columns, "side-by-side").html + said
+    return table(rows, columns, "side-by-side") + said
 
 
 def _row(pair: Pair, stated: Stated) -> dict[str, Any]:

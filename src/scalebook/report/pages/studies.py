@@ -33,7 +33,7 @@ from scalebook.report.base.comparisons import (
     side_name,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
+from scalebook.report.base.markup import Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
     headed,
@@ -600,12 +600,12 @@ _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
 }  # fmt: skip
 
 
-def page(data: ReportData) -> Fragment:
+def page(data: ReportData) -> Markup:
     """Return every study: its question, the answer, the chart, and its runs in a folded table."""
     found = studies(data)
     if not found:
         return paragraphs("No run answers a question yet. A plan with a kind asks one.")
-    return Fragment(Markup("\n").join(_section(data, i, one) for i, one in enumerate(found, 1)))
+    return Markup("\n").join(_section(data, i, one) for i, one in enumerate(found, 1))
 
 
 def _section(data: ReportData, number: int, one: Study) -> Markup:
@@ -619,6 +619,6 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
         '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
-        one.chart, count(len(one.run_ids), "run"), shown.html,
+        one.chart, count(len(one.run_ids), "run"), shown,
         origin, EVIDENCE[one.kind],
     )  # fmt: skip

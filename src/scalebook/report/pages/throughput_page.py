@@ -16,7 +16,6 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     by_cause,
@@ -95,7 +94,7 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
     )
 
 
-def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
+def causes_overview(found: Sequence[Diagnosis]) -> Markup:
     """Return the largest causes, each with its runs, and what more to measure."""
     sized = [one for one in found if one.findings and one.findings[0].step_fraction]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
@@ -124,7 +123,7 @@ def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     return Markup(words).format(name, count(len(runs), "run"), first, says, others)
 
 
-def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
+def causes(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return the table of causes by run, largest first, each with its size and what to try."""
     rows = [_row(one, cause) for one in found for cause in costly(one)]
     overlap = "estimated share of the step's time; causes may overlap"
@@ -149,7 +148,7 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
     }
 
 
-def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
+def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
     columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
@@ -159,7 +158,7 @@ def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
         return shown
     words = "{} recorded neither options nor a profile, so the rest of the step is not split: {}."
     said = Markup(words).format(count(len(silent), "run"), run_links(silent))
-    return Fragment(shown.html + paragraphs(said, style="note").html)
+    return shown + paragraphs(said, style="note")
 
 
 def _share_column(name: str, label: str) -> tables.Column:
@@ -192,16 +191,15 @@ _LARGEST = 1e15
 TITLE = "What the logs print next to our count"
 
 
-def ingested_overview(data: ReportData) -> Fragment:
+def ingested_overview(data: ReportData) -> Markup:
     """Return the heading and the findings; nothing where no run is ingested."""
     found = ingested_rows(data)
     if not found:
-        return Fragment(Markup(""))
-    heading = Markup('<h2 id="ingested">{}</h2>').format(TITLE)
-    return Fragment(heading + bullets(_findings(found)).html)
+        return Markup("")
+    return Markup('<h2 id="ingested">{}</h2>').format(TITLE) + bullets(_findings(found))
 
 
-def ingested_table(data: ReportData) -> Fragment:
+def ingested_table(data: ReportData) -> Markup:
     """Return one row per ingested run; nothing where there is none."""
     unit, median = "TFLOP/s per GPU", "at the median step, without the first record"
     fits = "the convention that gives what is printed"
