@@ -212,7 +212,7 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
             path.write_bytes(damage(path.read_bytes()))
         again, now = once()
         assert again.runs.equals(data.runs)
-        assert again.metrics == data.metrics
+        assert again.diagnoses == data.diagnoses
         assert now.count('"cell_type"') == page.count('"cell_type"')
 
 

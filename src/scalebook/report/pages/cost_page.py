@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, shar
 from scalebook.report.base.markup import (
     Markup,
     bullets,
+    by_cause,
     join,
     paragraphs,
     run_link,
@@ -309,17 +311,9 @@ def energy_chart(data: ReportData) -> Figures | None:
 
 def device_findings(data: ReportData) -> Markup:
     """Return what held devices back: one sentence per cause, with the runs that it is true of."""
-    causes: dict[str, list[tuple[str, str]]] = {}
-    for run_id in data.completed["run_id"]:
-        for note in data.metrics[run_id].device_notes if run_id in data.metrics else ():
-            # the same sentence with other figures is the same cause
-            causes.setdefault(re.sub(r"[0-9][0-9,.]*", "#", note), []).append((run_id, note))
-    items: list[Markup] = []
-    for (first, note), *others in causes.values():
-        same = Markup(" The same holds, with other figures, for {}.")
-        rest = same.format(run_links(run_id for run_id, _ in others)) if others else ""
-        items.append(Markup("{}: {}{}").format(run_link(first), note, rest))
-    return bullets(items)
+    known = data.completed.select("device_notes", "run_id").drop_nulls().iter_rows()
+    said = ((note, run_id) for notes, run_id in known for note in json.loads(notes))
+    return bullets(Markup("{}: {}").format(run_links(ids), note) for note, ids in by_cause(said))
 
 
 def device_table(data: ReportData) -> Markup:
