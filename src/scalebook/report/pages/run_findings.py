@@ -23,6 +23,7 @@ from scalebook.report.base.naming import convention_title, in_words, precision_t
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
+from scalebook.report.pages.reliability_page import failures
 
 Row = Mapping[str, Any]
 Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
@@ -181,9 +182,6 @@ def failed(data: ReportData) -> Markup:
     return tables.table(reasons.iter_rows(named=True), columns, "failed", empty=none)
 
 
-FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
-
-
 def folded(data: ReportData) -> Markup:
     """Return what is behind the first screen: findings, warnings, runs, those without a result."""
     folds = (
@@ -213,7 +211,7 @@ def _items(data: ReportData) -> list[Markup]:
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
         items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
-    return [*items, *unranked(data), *failure_findings(data)]
+    return [*items, *unranked(data), *failures(data)]
 
 
 def _commits(data: ReportData) -> dict[str, str]:
@@ -221,33 +219,6 @@ def _commits(data: ReportData) -> dict[str, str]:
     started = sorted(records(data).values(), key=lambda record: record.started_at or "")
     known = ((record.run_id, record.environment.get("git_commit")) for record in started)
     return {run_id: commit for run_id, commit in known if isinstance(commit, str) and commit}
-
-
-def failure_findings(data: ReportData) -> Iterator[Markup]:
-    """Yield one sentence per kind of failure, with its runs and their reasons, and one of the rest.
-
-    The rest was not run: a smaller configuration had run out of memory.
-    """
-    inferred = pl.col("source") == "inferred"
-    for (status,), runs in data.unfinished.filter(~inferred).group_by(
-        "status", maintain_order=True
-    ):
-        if runs.height > FEW:
-            what = Markup("{}, with their reasons below").format(run_links(runs["run_id"]))
-        else:
-            each = runs.select("run_id", pl.col("reason").fill_null("no reason given")).iter_rows()
-            ended = (Markup("{} ({})").format(run_link(i), why.rstrip(".")) for i, why in each)
-            what = join(ended, "; ")
-        yield Markup("<strong>{} ended as {}</strong>: {}.").format(
-            count(runs.height, "run"), tables.status_words(str(status)), what
-        )
-    skipped = data.unfinished.filter(inferred)
-    if skipped.height:
-        ids = run_links(skipped["run_id"])
-        words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
-        yield Markup(words).format(
-            count(skipped.height, "configuration was", "configurations were"), ids
-        )
 
 
 def warnings(data: ReportData) -> Markup:
