@@ -14,7 +14,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base import sections
 from scalebook.report.base.frames import ReportData, load
-from scalebook.report.base.markup import Markup, by_cause
+from scalebook.report.base.markup import Markup, by_cause, unreadable
 from scalebook.report.pages import front, run_findings, studies
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -30,7 +30,7 @@ def words(fragment: object) -> str:
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     for _, runs in data.completed.group_by("group", maintain_order=True):
-        sentences = words(" ".join(run_findings.group_findings(runs)))
+        sentences = words(" ".join(run_findings.group_findings(runs, {})))
         first = runs.row(0, named=True)
         best = runs.sort("rate", descending=True).row(0, named=True)
         assert first["run_id"] == best["run_id"]
@@ -125,7 +125,7 @@ def test_a_total_below_one_token_a_second_is_above_one_that_is_unknown(tmp_path:
         rate_low=pl.when(unknown).then(8.9).otherwise(0.249),
         rate_high=pl.when(unknown).then(9.1).otherwise(0.251),
     )
-    text = words(" ".join(run_findings.group_findings(runs)))
+    text = words(" ".join(run_findings.group_findings(runs, {})))
     assert re.search(r"\(each\) is the fastest of 2 runs", text)
     total = "The highest total is 0.5000 ± 0.0020 tokens/s"  # of two GPUs at 0.249 to 0.251
     assert f"{total}, with TP2 on 2 GPUs (all)" in text
@@ -264,7 +264,7 @@ def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Pat
     write_run(tmp_path, "gpu", made, seconds=12, device=H100)
     write_run(tmp_path, "cpu", config())
     data = load(tmp_path)
-    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs)))
+    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs, {})))
             for _, runs in data.ranked.group_by("group")}  # fmt: skip
     (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("H100", "on CPU"))
     mfu = data.runs.filter(pl.col("run_id") == "gpu")["mfu"].item()
@@ -344,7 +344,7 @@ def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "b" / "record.json").write_text("no json")
     data = load(tmp_path)
     assert "1 part of the run files could not be read" in words(run_findings.warnings(data))
-    assert "b/record.json cannot be read" in words(run_findings.unreadable(data))
+    assert "b/record.json cannot be read" in words(unreadable(data.problems))
 
 
 def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:

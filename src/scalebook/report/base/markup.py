@@ -118,6 +118,11 @@ def callout(title: str, sentences: Iterable[Markup | str]) -> Markup:
     return Markup('<div class="sb-callout" role="note">{}{}</div>').format(head, body)
 
 
+def unreadable(problems: Iterable[str]) -> Markup:
+    """Return the directories and lines that could not be read; nothing where there are none."""
+    return callout("Not readable", problems)
+
+
 def anchor(run_id: str) -> str:
     """Return the element id of a run: only letters, digits, dot, dash and underscore.
 

@@ -74,7 +74,7 @@ def _one_series(group: str, runs: pl.DataFrame) -> ScalingSeries:
 
 def _against(base: Row, row: Row) -> dict[str, Any]:
     """Return a run's row with its comparison to the base."""
-    pair = [_point(base)] if row["run_id"] == base["run_id"] else [_point(base), _point(row)]
+    pair = [point(base)] if row["run_id"] == base["run_id"] else [point(base), point(row)]
     compared = table(pair)
     # at the base's own size the two would be pooled, so such a run is compared by hand
     same_size = row["world_size"] == base["world_size"]
@@ -106,7 +106,8 @@ def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
     return {"efficiency_low": verdict.low / each, "efficiency_high": verdict.high / each}
 
 
-def _point(row: Row) -> ScalingPoint:
+def point(row: Row) -> ScalingPoint:
+    """Return a run as laws of scaling take it."""
     nodes, world_size = row["nodes"] or 1, row["world_size"]
     batch = row["global_batch_size"]
     return ScalingPoint(

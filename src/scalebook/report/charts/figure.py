@@ -210,11 +210,13 @@ def stacked(
 ) -> alt.Chart:
     """Return a bar per label of its parts in the order of ``place``: each part keeps its colour."""
     pick = alt.selection_point(fields=["part"], bind="legend")
+    # in the order of the bars, whatever that of the colours
+    named = alt.Legend(values=data.sort("place")["part"].unique(maintain_order=True).to_list())
     bars = alt.Chart(rows(data)).mark_bar().encode(
         y=names("label", labels),
         x=x,
         order=alt.Order("place:Q"),
-        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(parts))),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(parts)), legend=named),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
         tooltip=tips,
     )  # fmt: skip

@@ -24,13 +24,13 @@ from scalebook.report.base.html_tables import PLATFORM, RAN, RUN, Column, Row, p
 from scalebook.report.base.markup import (
     Markup,
     bullets,
-    callout,
     code,
     join,
     opened,
     paragraphs,
     run_link,
     run_links,
+    unreadable,
 )
 from scalebook.report.base.naming import fact_words, typed
 from scalebook.report.base.quantities import NONE, count
@@ -308,6 +308,5 @@ def otherwise(data: ReportData) -> Markup:
 
 def broken(data: ReportData) -> Markup:
     """Return the run directories and lines that could not be read, each with the reason."""
-    if not data.problems:
-        return paragraphs("Every run directory could be read completely.")
-    return callout("Not readable", data.problems)
+    none = paragraphs("Every run directory could be read completely.")
+    return unreadable(data.problems) or none

@@ -40,11 +40,11 @@ from scalebook.report.base.html_tables import (
 from scalebook.report.base.markup import (
     Markup,
     bullets,
-    callout,
     paragraphs,
     run_link,
     run_links,
     to_copy,
+    unreadable,
 )
 from scalebook.report.base.naming import convention_title, is_whole, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
@@ -341,7 +341,7 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
         "numbers into the folder claims next to the runs; 'scalebook audit --sample' prints one."
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
-    failed = callout("Not readable", problems)
+    failed = unreadable(problems)
     sample = to_copy(f"A file to copy: {CLAIMS}/slides.toml", SAMPLE)
     return bullets(items) + failed + sample
 

@@ -23,7 +23,6 @@ from scalebook.report.base.html_tables import Column
 from scalebook.report.base.markup import (
     Markup,
     bullets,
-    callout,
     join,
     run_link,
     run_links,
@@ -248,11 +247,6 @@ def checkpoint_table(found: Reliability) -> Markup:
     )
     none = "No checkpoint was saved or loaded."
     return tables.table(found.saved, columns, "checkpoints", empty=none)
-
-
-def unreadable(found: Reliability) -> Markup:
-    """Return the lines of checkpoints that could not be read; nothing where there are none."""
-    return callout("Not readable", found.problems)
 
 
 PART_FIELDS = (

@@ -30,7 +30,7 @@ Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run i
 SHORT = 7  # digits of a commit
 
 
-def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterator[Markup]:
+def group_findings(runs: pl.DataFrame, commits: Commits) -> Iterator[Markup]:
     """Yield the winner of one group of comparable runs, and how far the others are behind.
 
     The repeats of a configuration count as one, with the rate of them all. ``commits`` are those of
@@ -59,7 +59,7 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
         second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
-    yield from _made_by((best, others[-1]), commits or {})
+    yield from _made_by((best, others[-1]), commits)
     yield from _largest_total(ranked, best)
 
 
@@ -295,8 +295,3 @@ def notes(data: ReportData) -> Markup:
             said.setdefault(sentence(note), []).append(run_id)
     items = (Markup("{} ({})").format(note, run_links(run_ids)) for note, run_ids in said.items())
     return callout("Notes of the runs", items)
-
-
-def unreadable(data: ReportData) -> Markup:
-    """Return the directories and lines that could not be read; nothing where there are none."""
-    return callout("Not readable", data.problems)

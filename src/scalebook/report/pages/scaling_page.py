@@ -19,7 +19,7 @@ from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.scaling_series import ScalingSeries
+from scalebook.report.base.scaling_series import ScalingSeries, point
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
 from scalebook.report.charts.css_charts import Dot
@@ -54,16 +54,7 @@ class Arm:
     @property
     def points(self) -> list[ScalingPoint]:
         """The runs as the scaling module takes them."""
-        return [
-            ScalingPoint(
-                row["world_size"],
-                row["tokens_per_second"],
-                nodes=min(max(row["nodes"] or 1, 1), row["world_size"]),
-                global_batch_size=row["global_batch_size"],
-                label=row["run_id"],
-            )
-            for row in self.runs
-        ]
+        return [*map(point, self.runs)]
 
     @property
     def sizes(self) -> list[int]:

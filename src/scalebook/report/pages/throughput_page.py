@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import polars as pl
@@ -12,6 +12,7 @@ from scalebook import predict
 from scalebook.facts.flops import DEFAULT_CONVENTION
 from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.measure.diagnosis import Diagnosis, Finding
+from scalebook.record import number_of, object_of, text_of
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
@@ -229,35 +230,26 @@ def ingested_rows(data: ReportData) -> list[dict[str, Any]]:
 
 def _told(ingest: object) -> dict[str, Any]:
     """Return the fields of the table; whatever is not of its type in the record is missing."""
-    found = _mapping(ingest)
-    tflops = _mapping(found.get("tflops"))
+    found = object_of(ingest)
+    tflops = object_of(found.get("tflops"))
     warnings = found.get("warnings")
     said = [str(item) for item in cast(list[Any], warnings)] if isinstance(warnings, list) else []
     reason = tflops.get("reason")
     said = [*([] if reason is None else [f"No count of ours: {reason}"]), *said]
     return {
-        "family": _word(found.get("family")),
+        "family": text_of(found.get("family")),
         "logged": _amount(tflops.get("logged")),
-        "recounted": _amount(_mapping(tflops.get("recounted")).get(DEFAULT_CONVENTION)),
+        "recounted": _amount(object_of(tflops.get("recounted")).get(DEFAULT_CONVENTION)),
         "factor": _amount(tflops.get("logged_over_recounted")),
-        "fits": _word(tflops.get("convention_that_fits")),
+        "fits": text_of(tflops.get("convention_that_fits")),
         "sentences": said,
         "said": " ".join(said) or None,
     }
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
-
-
-def _word(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
 def _amount(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value < _LARGEST else None
+    found = number_of(value)
+    return found if found is not None and 0 < found < _LARGEST else None
 
 
 def _factor(row: Row) -> str:

@@ -53,27 +53,32 @@ def render(
     A page with ``scripts`` of its own makes its title and charts by them. A ``body`` takes the
     place of what the cells show.
     """
-    numbers = dict(number_labels(cells))
-    facts = front_matter(cells)
-    shown = (block(cell, numbers) for cell in cells if cell.kind != "raw")
+    content = _content(page, cells)
+    charts = any("sb-chart" in text for cell in cells for text in cell.texts)
     return _template("page.html").render(
+        **content | ({"title": ""} if scripts else {}) | ({"blocks": [body]} if body else {}),
         page=page,
         menus=tuple(menus(pages)),
-        title="" if scripts else facts.get("title", page.title),
-        subtitle=facts.get("subtitle", ""),
-        has_charts=bool(scripts)
-        or any("sb-chart" in text for cell in cells for text in cell.texts),
+        has_charts=bool(scripts) or charts,
         scripts=scripts,
-        blocks=(body,) if body else tuple(shown),
         built=built,
     )
 
 
+def _content(page: Page, cells: Cells) -> dict[str, Any]:
+    """Return a page's title, its line below that, and what it shows of each cell."""
+    numbers, facts = dict(number_labels(cells)), front_matter(cells)
+    return {
+        "title": facts.get("title", page.title),
+        "subtitle": facts.get("subtitle", ""),
+        "blocks": [block(cell, numbers) for cell in cells if cell.kind != "raw"],
+    }
+
+
 def run_page(pages: Sequence[Page], built: str) -> str:
     """Return the page that shows the one run that its address names, by its own script."""
-    place = '<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>'
-    cell = NotebookCell("code", "", options=(("echo", False),), texts=(raw_block(place),))
-    return render((cell,), Page("", "run", "Run"), pages, built, "run.js")
+    place = Markup('<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>')
+    return render((), Page("", "run", "Run"), pages, built, "run.js", body=place)
 
 
 def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
@@ -287,15 +292,9 @@ def _script_hash(script: str) -> str:
 
 def _section(page: Page, cells: Cells) -> dict[str, object]:
     """Return a page's title and blocks, its addresses made those of the one file."""
-    numbers = dict(number_labels(cells))
-    facts = front_matter(cells)
-    blocks = (block(cell, numbers) for cell in cells if cell.kind != "raw")
-    return {
-        "slug": page.slug,
-        "title": facts.get("title", page.title),
-        "subtitle": facts.get("subtitle", ""),
-        "blocks": [Markup(local_addresses(str(block), page.slug)) for block in blocks],
-    }
+    content = _content(page, cells)
+    blocks = [Markup(local_addresses(str(one), page.slug)) for one in content["blocks"]]
+    return {**content, "slug": page.slug, "blocks": blocks}
 
 
 def local_addresses(html: str, slug: str) -> str:
