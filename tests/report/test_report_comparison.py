@@ -136,7 +136,7 @@ def test_the_number_of_ranks_is_in_a_title_once(tmp_path: Path, ranks: int, endi
     write_run(tmp_path, "m", job("mi300x", world_size=ranks), seconds=4.0, device=MI300X)
     _, found = compared(tmp_path)
     (matched,) = (pair for pair in found if pair.kind == "matched configuration")
-    assert comparison_page.title(matched).endswith(f"BF16, {ending}")
+    assert comparisons.title(matched).endswith(f"BF16, {ending}")
 
 
 def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:

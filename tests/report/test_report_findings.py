@@ -369,7 +369,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     found = series.scaling_series(data.completed)
     for fragment in (
         *(front.screen(data), studies.page(data), run_findings.folded(data)),
-        *(run_findings.failed(data), sections.throughput(data), sections.mfu(data)),
+        *(run_findings.failed(data), run_findings.throughput(data), sections.mfu(data)),
         *(sections.loss(data), series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment)
@@ -410,7 +410,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
     )
     unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
     assert "of how many ranks is not recorded" in words(run_findings.findings(unknown))
-    assert words(sections.throughput(unknown))
+    assert words(run_findings.throughput(unknown))
     assert words(front.screen(unknown))
 
 
@@ -425,7 +425,7 @@ def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
 
 def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "bare", config(), requested={"world_size": 1})
-    text = words(sections.throughput(load(tmp_path)))
+    text = words(run_findings.throughput(load(tmp_path)))
     said = "the model, platform and sequence length are unknown (bare)."
     assert text == f"1 run is not compared with any other: {said}"
 

@@ -11,7 +11,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook.report.base import comparisons, frames, sections
+from scalebook.report.base import comparisons, frames
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
@@ -233,7 +233,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
     texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
-        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
+        run_findings.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
         assert "2 runs are not compared with any other: the platform is unknown" in text
@@ -281,6 +281,6 @@ def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     data = load(tmp_path)
     shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
     for page in shown:
-        html = str(page.html)
+        html = str(page)
         assert '<td class="txt" data-value="fp8">FP8</td>' in html
         assert '<td class="num" data-value="4096">4,096</td>' in html

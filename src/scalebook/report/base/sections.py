@@ -12,7 +12,6 @@ from scalebook.report.base.markup import (
     Markup,
     bullets,
     join,
-    paragraphs,
     run_link,
     run_links,
 )
@@ -24,7 +23,7 @@ from scalebook.report.base.naming import (
     sized,
     typed,
 )
-from scalebook.report.base.quantities import count, listed, number, percent, times
+from scalebook.report.base.quantities import count, listed, number, percent
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
 # A loss jumps where one step raises it by more than half of what it had fallen by until then; it
@@ -43,14 +42,6 @@ class Jump:
     last: float
 
 
-def throughput(data: ReportData) -> Markup:
-    """Return how wide the field is in each group, from its slowest to its fastest run."""
-    if data.completed.is_empty():
-        return paragraphs("No run completed with a throughput.")
-    groups = data.ranked.group_by("group", maintain_order=True)
-    return bullets([*(_span(str(group), runs) for (group,), runs in groups), *unranked(data)])
-
-
 def unranked(data: ReportData) -> Iterator[Markup]:
     """Yield the completed runs that no page ranks or scales, a sentence for what is unknown."""
     missing: dict[tuple[str, ...], list[str]] = {}
@@ -63,27 +54,6 @@ def unranked(data: ReportData) -> Iterator[Markup]:
         what = f"the {listed(unknown)} {'is' if len(unknown) == 1 else 'are'}"
         runs = count(len(ids), "run is", "runs are")
         yield Markup(words).format(runs, what, run_links(ids))
-
-
-def _span(group: str, runs: pl.DataFrame) -> Markup:
-    ordered = runs.drop_nulls("rate").sort("rate")
-    name = Markup("<strong>{}</strong>").format(group)
-    if ordered.is_empty():
-        return Markup("{}: no run of a known size.").format(name)
-    low, high = ordered.row(0, named=True), ordered.row(-1, named=True)
-    top = Markup("{} {} ({})").format(
-        number(high["rate"]), high["rate_unit"], run_link(high["run_id"])
-    )
-    if ordered.height == 1:
-        return Markup("{}: one run, {}.").format(name, top)
-    return Markup("{}: {}, from {} ({}) to {}, a factor of {}.").format(
-        name,
-        count(ordered.height, "run"),
-        number(low["rate"]),
-        run_link(low["run_id"]),
-        top,
-        times(high["rate"] / low["rate"]),
-    )
 
 
 def mfu(data: ReportData) -> Markup:

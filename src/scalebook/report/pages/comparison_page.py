@@ -39,7 +39,6 @@ from scalebook.report.base.naming import (
     sequence_words,
     setting_words,
     sized,
-    split_name,
     titled,
     units,
 )
@@ -372,19 +371,13 @@ def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
 def sentence(pair: Pair) -> Markup:
     """Return what was compared and the verdict with its interval."""
     head = Markup("<strong>{}</strong> ({} against {}), {}: {}").format(
-        title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
+        bases.title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
     )
     several = len({row["platform"] for row in pair.rows}) > 1
     known = len(pair.beside_the_gpu)
     many = count(known, "setting or version differs", "settings and versions differ")
     many = many if known else "nothing that was recorded differs"
     return head + (f" In addition to the GPU, {many}." if several else f" {many.capitalize()}.")
-
-
-def title(pair: Pair) -> str:
-    """Return the pair in words; a single rank has no layout and is named once."""
-    told, split = bases.title(pair), split_name(pair.a.row)
-    return told.removesuffix(f", {split}") if split[0].isdigit() else told
 
 
 def _verdict(pair: Pair) -> str:

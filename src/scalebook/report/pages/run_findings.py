@@ -203,10 +203,21 @@ def findings(data: ReportData) -> Markup:
     return bullets(_items(data))
 
 
-def _items(data: ReportData) -> list[Markup]:
-    groups = data.ranked.group_by("group", maintain_order=True)
+def winners(data: ReportData) -> Iterator[Markup]:
+    """Yield an item per group of comparable runs."""
     commits = _commits(data)
-    items = [join(group_findings(runs, commits), " ") for _, runs in groups]
+    for _, runs in data.ranked.group_by("group", maintain_order=True):
+        yield join(group_findings(runs, commits), " ")
+
+
+def throughput(data: ReportData) -> Markup:
+    """Return the winner of each group, and the runs that are not compared."""
+    none = "No run completed with a throughput."
+    return bullets([*winners(data), *unranked(data)], empty=none)
+
+
+def _items(data: ReportData) -> list[Markup]:
+    items = [*winners(data)]
     if data.completed.is_empty():
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:

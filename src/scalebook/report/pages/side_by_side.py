@@ -20,6 +20,7 @@ from scalebook.measure.economics import ANSWERS, Inputs, answer
 from scalebook.measure.intervals import Interval
 from scalebook.report.base.comparisons import (
     DIVISIONS,
+    MATCHED,
     Division,
     Pair,
     Sided,
@@ -78,7 +79,7 @@ class TwoSides:
     @property
     def matched(self) -> tuple[Pair, ...]:
         """The pairs of the same configuration on both sides."""
-        return tuple(one for one in self.pairs if one.kind == "matched configuration")
+        return tuple(one for one in self.pairs if one.kind == MATCHED)
 
     @property
     def best(self) -> tuple[Pair, ...]:
@@ -314,7 +315,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     return {
         "what": f"{model_title(pair.a.row['model'])}, {work(pair.a.row)}",
         "layouts": " against ".join(layouts),
-        "how": "matched" if pair.kind == "matched configuration" else "best",
+        "how": "matched" if pair.kind == MATCHED else "best",
         "a": pair.a.rate, "b": pair.b.rate,
         "runs_a": [row["run_id"] for row in pair.a.runs],
         "runs_b": [row["run_id"] for row in pair.b.runs],
