@@ -127,12 +127,13 @@ def _slug(text: str) -> str:
 
 
 def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
-    """Return a code cell's outputs, with caption and anchor where it is a figure or a table."""
+    """Return a code cell's outputs; a figure or table has caption, anchor and its code, folded."""
     body = Markup("\n").join(output_html(text) for text in cell.texts)
     label = str(cell.option("label", ""))
-    if label in numbers:
-        body = _captioned(body, label, numbers[label], cell)
-    return body + _source(cell) if body else Markup("")
+    if not body or label not in numbers:
+        return body
+    code = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
+    return _captioned(body, label, numbers[label], cell) + code.format(cell.source)
 
 
 def output_html(text: str) -> Markup:
@@ -148,14 +149,6 @@ def _captioned(body: Markup, label: str, name: str, cell: NotebookCell) -> Marku
     caption = Markup("<figcaption><b>{}</b> {}</figcaption>").format(name, words)
     parts = (caption, body) if kind == "tbl" else (body, caption)
     return Markup('<figure id="{}" class="{}">{}{}</figure>').format(label, kind, *parts)
-
-
-def _source(cell: NotebookCell) -> Markup:
-    """Return the code of a cell, folded away; nothing where it asks not to be shown."""
-    if cell.option("echo") is False:
-        return Markup("")
-    template = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
-    return template.format(cell.source)
 
 
 INSTALL_QUARTO = "Install it from quarto.org, or use --renderer preview."
