@@ -14,7 +14,7 @@ import pytest
 
 from scalebook import identity, store
 from scalebook.measure.diagnosis import diagnose
-from scalebook.measure.metrics import RunMetrics
+from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.measure.verdicts.differences import differences, other_work
 from scalebook.record import RunRecord
 from scalebook.report.base import comparisons
@@ -126,11 +126,8 @@ def test_a_matched_configuration_was_asked_for_alike_in_every_setting(
         copied(folder, PP2, "b", {"requested": asked, "environment": h200})
     kinds: list[set[str]] = []
     for name in ("same", "other"):
-        data = load(tmp_path / name)
-        records = {run.record.run_id: run.record for run in store.read_runs(tmp_path / name)[0]}
-        kinds.append(
-            {one.kind for one in comparisons.platform_pairs(comparisons.members(data, records))}
-        )
+        rows = comparisons.ranked(load(tmp_path / name))
+        kinds.append({one.kind for one in comparisons.platform_pairs(rows)})
     assert kinds == [{"matched configuration", "best against best"}, {"best against best"}]
 
 
@@ -175,7 +172,7 @@ def test_every_field_of_a_runs_metrics_is_a_column_of_the_data(tmp_path: Path) -
     data = load(tmp_path)
     assert not data.problems
     (row,) = data.runs.iter_rows(named=True)
-    item = data.metrics["one"]
+    item = measure(store.read_run(tmp_path / "one"))
     assert row["hfu"] == item.hfu is not None
     assert {*item.registered} <= {*SCHEMA}
     assert json.loads(row["device_notes"]) == list(item.device_notes)

@@ -22,7 +22,7 @@ from scalebook.measure import provenance
 from scalebook.plan import single_plan
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import collect
-from scalebook.report.pages import run_findings
+from scalebook.report.pages import reliability_page, run_findings
 from scalebook.running import reproduce, runner
 from scalebook.running.kernel import RunOptions
 
@@ -103,9 +103,9 @@ def test_configurations_that_were_not_run_have_a_sentence_of_their_own(tmp_path:
     out: dict[str, Any] = {"status": "out_of_memory", "steps": 0, "reason": "Not run, inferred."}
     write_run(tmp_path, "b", config(micro_batch_size=8), source="inferred", **out)
     data = collect(tmp_path, store.read_runs(tmp_path)[0], ())
-    page = " ".join(map(str, run_findings.failure_findings(data)))
+    page = " ".join(map(str, reliability_page.failures(data)))
     assert "configuration was not run</strong>: a smaller one had run out of memory" in page
-    assert "ended as" not in page
+    assert "out of memory</strong>" not in page
 
 
 def recorded(**changes: Any) -> RunRecord:

@@ -509,8 +509,8 @@ def test_the_page_says_what_part_of_the_dense_peak_a_product_reaches(tmp_path: P
     data = frames.collect(runs, [], ())
     probes = predicted_page.load(data)
     # 989.4 TFLOP/s dense in bf16
-    assert "80.0" in str(predicted_page.overview(probes, data).html)
-    assert 'data-value="0.5"' in str(predicted_page.layers(probes).html)
+    assert "80.0" in str(predicted_page.overview(probes, data))
+    assert 'data-value="0.5"' in str(predicted_page.layers(probes))
     figures = predicted_page.sweep(probes)
     assert "989.4" in json.dumps(figures.parts[0][1].spec())
 
@@ -555,5 +555,5 @@ def test_the_newest_probe_of_each_machine_is_shown(tmp_path: Path) -> None:
     shown = predicted_page.load(frames.collect(runs, [], ()))
     assert [item.probe_id for item in shown] == ["p2", "p3"]
     assert "scalebook probe" in str(
-        predicted_page.overview((), frames.collect(tmp_path / "none", [], ())).html
+        predicted_page.overview((), frames.collect(tmp_path / "none", [], ()))
     )

@@ -69,7 +69,7 @@ def pipeline(tmp_path: Path) -> Path:
 
 
 def said(data: ReportData) -> str:
-    return str(anatomy_page.findings(data).html)
+    return str(anatomy_page.findings(data))
 
 
 def spec_values(figures: Any, number: int = 0) -> list[dict[str, Any]]:
@@ -104,12 +104,12 @@ def test_a_replayed_graph_is_no_forward_pass(pipeline: Path):
     assert shares["forward and backward"] == pytest.approx(0.7)
     assert shares["forward"] == shares["backward"] == 0
     assert "70 % forward and backward" in said(data).replace("\N{NO-BREAK SPACE}", " ")
-    assert 'data-key="schedule_seconds"' in str(anatomy_page.parts_table(data).html)
+    assert 'data-key="schedule_seconds"' in str(anatomy_page.parts_table(data))
 
 
 def test_a_kernel_stands_next_to_the_configuration_that_ran_it(pipeline: Path):
     keep(pipeline, example())
-    table = str(anatomy_page.kernels_table(load(pipeline.parent)).html)
+    table = str(anatomy_page.kernels_table(load(pipeline.parent)))
     (what,) = re.findall(r'<span class="range">(.*?)</span>', table)
     assert "· PP4" in what
     assert "<code>nvjet&lt;script&gt;</code>" in table
@@ -122,7 +122,7 @@ def test_the_bubble_of_theory_stands_beside_what_was_measured(pipeline: Path):
     words = said(data).replace("\N{NO-BREAK SPACE}", " ")
     assert "equal stages would be idle for 27 % of the step" in words
     assert "take 12 % of the profiled one" in words  # 0.25 s of 2 s, to two digits
-    table = str(anatomy_page.communication_table(data).html)
+    table = str(anatomy_page.communication_table(data))
     assert f'data-value="{3 / 11}"' in table
     assert 'data-value="0.15"' in table  # exposed
     assert 'data-value="0.25"' in table  # hidden
@@ -154,7 +154,7 @@ def test_a_run_without_a_profile_is_told_how_to_get_one(pipeline: Path):
     assert "1\N{NO-BREAK SPACE}run with a throughput has no profile" in words
     assert "scalebook run --profile" in words.replace("&#39;", "'")
     assert anatomy_page.profile_bars(load(pipeline.parent)) is None
-    assert str(anatomy_page.parts_table(load(pipeline.parent)).html) == ""
+    assert str(anatomy_page.parts_table(load(pipeline.parent))) == ""
 
 
 def test_every_rank_that_was_profiled_has_its_bar(pipeline: Path):
@@ -177,7 +177,7 @@ def test_a_breakdown_that_is_broken_or_empty_is_a_sentence_and_stops_nothing(pip
 def test_names_of_kernels_are_text(pipeline: Path):
     keep(pipeline, example())
     data = load(pipeline.parent)
-    table = str(anatomy_page.kernels_table(data).html)
+    table = str(anatomy_page.kernels_table(data))
     assert "nvjet&lt;script&gt;" in table
     assert "<script" not in table
 

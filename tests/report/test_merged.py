@@ -34,7 +34,7 @@ def test_a_run_of_two_folders_is_one_and_says_where_it_came_from(tmp_path: Path)
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
     data = load(tmp_path / "merged")
     assert dict(data.runs.select("run_id", "folder").iter_rows()) == {"one": "a", "two": "b"}
-    shown = method_page.runs(data, records(data)).html
+    shown = method_page.runs(data, records(data))
     assert "Folder" in shown
 
 

@@ -520,7 +520,7 @@ def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
 
 
 def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:
-    html = str(callout("Note", ["x"]).html)
+    html = str(callout("Note", ["x"]))
     assert html.startswith('<div class="sb-callout" role="note">')
     assert "<aside" not in html
 

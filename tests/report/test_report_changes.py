@@ -121,12 +121,12 @@ def test_a_page_of_changes_has_no_hash_but_in_links_and_names_versions_in_words(
 ) -> None:
     data = replace(load(folders[1]), against=read_against(*folders))
     assert data.against
-    shown = str(changes_page.changes(data.against, data).html)
+    shown = str(changes_page.changes(data.against, data))
     gone = re.search("Llama 3.1 8B on 8 x h100 TP4</td>", shown)
     assert gone and "H100 <span" in shown and "TP8" in shown
     assert ">1\N{NO-BREAK SPACE}run</td>" in shown
-    text = shown + str(changes_page.versions(data.against).html)
-    text += str(changes_page.others(data.against).html)
+    text = shown + str(changes_page.versions(data.against))
+    text += str(changes_page.others(data.against))
     words = Markup(re.sub("<a .*?</a>", "", text)).striptags()
     assert "git commit" in words
     assert "_" not in words

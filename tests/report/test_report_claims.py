@@ -12,7 +12,7 @@ from scalebook.report.pages import published_page
 
 
 def words(fragment: Any) -> str:
-    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    text = Markup(re.sub(r"\s+", " ", str(fragment).replace("<", " <"))).striptags()
     return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
 
 
@@ -37,7 +37,7 @@ def test_the_sparse_peak_is_found_with_the_value_that_should_stand_there(tmp_pat
     """463 of 989.4 TFLOP/s are 46.8 %; the example claims 23.4 % of the sparse peak."""
     own(tmp_path, "mine.toml", sample_text("example"))
     found, _ = published_page.audits(tmp_path)
-    html = str(published_page.contradictions(found).html)
+    html = str(published_page.contradictions(found))
     rows = re.findall(r"<tr .*?</tr>", html, re.DOTALL)
     assert any(">23.4%<" in row and ">46.80 %<" in row for row in rows)
     assert len(rows) == sum(one.counts()[name] for one in found for name in published_page.WRONG)
@@ -51,7 +51,7 @@ def test_a_file_that_is_no_claims_file_is_listed_and_stops_nothing(tmp_path: Pat
     own(tmp_path, "bad<b>.toml", "rows = [")
     found, problems = published_page.audits(tmp_path)
     assert len(found) == 1
-    html = str(published_page.claims_overview(tmp_path, found, problems).html)
+    html = str(published_page.claims_overview(tmp_path, found, problems))
     assert "bad&lt;b&gt;.toml" in html
     assert str(tmp_path) not in html
 
@@ -69,7 +69,7 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     own(tmp_path, "evil.toml", text.replace("An example", evil))
     found, problems = published_page.audits(tmp_path)
     html = "".join(
-        str(part.html)
+        str(part)
         for part in (
             published_page.claims_overview(tmp_path, found, problems),
             published_page.verdicts(found),

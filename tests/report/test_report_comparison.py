@@ -15,8 +15,9 @@ from simulated import H100, config, write_run
 
 from scalebook.measure.verdicts import differences as verdict_differences
 from scalebook.report.base import comparisons
-from scalebook.report.base.comparisons import Member, Pair
+from scalebook.report.base.comparisons import Pair, platform_pairs, ranked
 from scalebook.report.base.frames import load
+from scalebook.report.base.html_tables import Row
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
 from scalebook.report.pages import comparison_page, cost_page, side_by_side
@@ -44,7 +45,7 @@ def rows_of(spec: Any) -> Iterator[dict[str, Any]]:
 
 
 def words(fragment: Any) -> str:
-    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    text = Markup(re.sub(r"\s+", " ", str(fragment).replace("<", " <"))).striptags()
     return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
 
 
@@ -61,18 +62,16 @@ def two(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compared(folder: Path, a: str = "", b: str = "") -> tuple[tuple[Member, ...], tuple[Pair, ...]]:
-    items = comparison_page.runs_of(load(folder))
-    return items, comparison_page.pairs(items, a, b)
+def compared(folder: Path) -> tuple[tuple[Row, ...], tuple[Pair, ...]]:
+    rows = ranked(load(folder))
+    return rows, platform_pairs(rows)
 
 
 def test_matched_configurations_and_the_best_of_each_are_kept_apart(two: Path) -> None:
     _, found = compared(two)
     by_kind = {pair.kind: pair for pair in found}
     assert set(by_kind) == {"matched configuration", "best against best"}
-    runs = {
-        kind: {item.row["run_id"] for item in (*pair.a, *pair.b)} for kind, pair in by_kind.items()
-    }
+    runs = {kind: {row["run_id"] for row in pair.rows} for kind, pair in by_kind.items()}
     assert runs["matched configuration"] == {"h-tp2", "m-tp2"}
     assert runs["best against best"] == {"h-tp2", "m-dp8"}
 
@@ -97,7 +96,7 @@ def test_the_verdict_is_said_with_the_ends_of_its_interval(two: Path) -> None:
     (matched,) = (pair for pair in found if pair.kind == "matched configuration")
     verdict = matched.verdict
     assert verdict is not None
-    first, second = matched.a[0].row, matched.b[0].row
+    first, second = matched.a.row, matched.b.row
     assert verdict.low < first["rate"] / second["rate"] < verdict.high
     text = words(comparison_page.overview(items, found))
     word = "faster" if verdict.low > 1 else "slower"
@@ -137,7 +136,7 @@ def test_the_number_of_ranks_is_in_a_title_once(tmp_path: Path, ranks: int, endi
     write_run(tmp_path, "m", job("mi300x", world_size=ranks), seconds=4.0, device=MI300X)
     _, found = compared(tmp_path)
     (matched,) = (pair for pair in found if pair.kind == "matched configuration")
-    assert comparison_page.title(matched).endswith(f"BF16, {ending}")
+    assert comparisons.title(matched).endswith(f"BF16, {ending}")
 
 
 def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
@@ -148,8 +147,8 @@ def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
     (pair,) = (pair for pair in found if pair.kind == "matched configuration")
     rows = {row["per"]: row for row in comparisons.basis_rows(pair, read_stated(two))}
     ratio = rows["GPU"]["ratio"]
-    on_h100 = pair.a[0].row["platform"] == "h100"
-    rate = pair.a[0].row["tokens_per_second"] / 8
+    on_h100 = pair.a.row["platform"] == "h100"
+    rate = pair.a.row["tokens_per_second"] / 8
     assert rows["GPU"]["a"] == pytest.approx(rate)
     assert rows["price"]["a"] == pytest.approx(rate * 3600 / (3.6 if on_h100 else 1.8))
     assert rows["price"]["ratio"] == pytest.approx(ratio / 2 if on_h100 else ratio * 2)
@@ -179,17 +178,6 @@ def test_stated_numbers_that_cannot_be_are_refused_with_words(tmp_path: Path) ->
     assert "cannot be read" in read_stated(tmp_path).problems[0]
 
 
-def test_two_named_sets_are_compared_as_named(two: Path) -> None:
-    items, found = compared(two, "m-dp8", "m-tp2")
-    assert [pair.kind for pair in found] == ["as named"]
-    assert "the first is faster by" in words(comparison_page.overview(items, found, "m-dp8", "b"))
-    items, none = compared(two, "m-dp8", "nobody")
-    assert none == ()
-    assert "No run with a throughput is of" in words(
-        comparison_page.overview(items, none, "m-dp8", "nobody")
-    )
-
-
 def test_one_platform_alone_is_a_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "one", config(), source="measured")
     items, found = compared(tmp_path)
@@ -212,7 +200,7 @@ def test_names_of_runs_are_never_markup(two: Path) -> None:
     write_run(two, "x", job("h100"), seconds=0.2, device=H100, run_id=EVIL)
     items, found = compared(two)
     html = "".join(
-        str(part.html)
+        str(part)
         for part in (
             comparison_page.overview(items, found),
             comparison_page.differing(found),
@@ -243,15 +231,15 @@ def switched(tmp_path: Path) -> Path:
 
 
 def test_the_optimised_run_is_the_one_that_others_differ_from_in_one_switch(switched: Path) -> None:
-    (found,) = comparison_page.ablations(comparison_page.runs_of(load(switched)))
-    assert [item.row["run_id"] for item in found.optimised] == ["on"]
+    (found,) = comparison_page.ablations(ranked(load(switched)))
+    assert [row["run_id"] for row in found.optimised.runs] == ["on"]
     assert [item.name for item in found.switches] == ["fused_attention", "fused_norm"]
     assert found.plain is not None
     assert set(found.plain_changes) == {"fused_attention", "fused_norm", "fused_rope"}
 
 
 def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Path) -> None:
-    items = comparison_page.runs_of(load(switched))
+    items = ranked(load(switched))
     (found,) = comparison_page.ablations(items)
     attention, norm = (item.verdict for item in found.switches)
     assert attention is not None and norm is not None
@@ -264,10 +252,10 @@ def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Pa
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
-    found = comparison_page.ablations(comparison_page.runs_of(load(switched)))
+    found = comparison_page.ablations(ranked(load(switched)))
     figures, bars = comparison_page.worth(found), comparison_page.bars(found)
     assert figures is not None and bars is not None
-    html = str(comparison_page.switches(found).html)
+    html = str(comparison_page.switches(found))
     values = list(rows_of(figures.parts[0][1].spec()))
     assert {row["label"] for row in values} == {item.label for item in found[0].switches}
     for row in values:
@@ -281,13 +269,13 @@ def test_a_switch_left_open_on_both_sides_is_no_change(tmp_path: Path) -> None:
     for name, ran in (("a", "on"), ("b", "off")):
         seen = {"fused_norm": ran}
         write_run(tmp_path, name, job("h100"), device=H100, observed=seen)
-    assert comparison_page.ablations(comparison_page.runs_of(load(tmp_path))) == ()
+    assert comparison_page.ablations(ranked(load(tmp_path))) == ()
 
 
 def switches_of(folder: Path) -> dict[str, set[str]]:
     """Return the runs with one option changed by the name of their ablation."""
-    found = comparison_page.ablations(comparison_page.runs_of(load(folder)))
-    return {one.name: {item.pair.b[0].row["run_id"] for item in one.switches} for one in found}
+    found = comparison_page.ablations(ranked(load(folder)))
+    return {one.name: {item.pair.b.row["run_id"] for item in one.switches} for one in found}
 
 
 @pytest.mark.parametrize(
@@ -361,12 +349,12 @@ def test_long_names_in_a_chart_are_shown_to_their_end(tmp_path: Path) -> None:
 
 
 def panels(folder: Path) -> list[side_by_side.TwoSides]:
-    return side_by_side.panels(comparison_page.runs_of(load(folder)))
+    return side_by_side.panels(ranked(load(folder)))
 
 
 def chooser(folder: Path) -> str:
-    items = comparison_page.runs_of(load(folder))
-    return str(side_by_side.chooser(items, read_stated(folder)).html)
+    items = ranked(load(folder))
+    return str(side_by_side.chooser(items, read_stated(folder)))
 
 
 def test_a_reader_begins_with_the_two_platforms_of_the_most_matched_pairs(two: Path) -> None:
@@ -391,7 +379,7 @@ def test_two_models_match_where_only_the_model_differs_and_never_across_platform
     write_run(tmp_path, "b", job("h100", model="qwen2.5-7b"), device=H100)
     write_run(tmp_path, "c", job("mi300x", model="qwen2.5-7b"), device=MI300X)
     (models,) = (one for one in panels(tmp_path) if one.by.key == "model")
-    runs = [{item.row["run_id"] for item in (*pair.a, *pair.b)} for pair in models.matched]
+    runs = [{row["run_id"] for row in pair.rows} for pair in models.matched]
     assert runs == [{"a", "b"}]
 
 
@@ -408,7 +396,7 @@ def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -
 
 
 def fragment(html: str) -> Any:
-    return comparison_page.Fragment(Markup(html))
+    return Markup(html)
 
 
 def test_the_run_that_would_make_a_matched_pair_is_named_with_its_side(two: Path) -> None:
@@ -426,7 +414,7 @@ def test_what_a_price_buys_is_that_of_the_cost_page(two: Path) -> None:
     stated = read_stated(two)
     (platforms,) = (one for one in panels(two) if one.by.key == "platform")
     (pair,) = platforms.matched
-    on_h100 = next(s for s in (pair.a, pair.b) if s[0].row["platform"] == "h100")
+    on_h100 = next(s for s in (pair.a, pair.b) if s.row["platform"] == "h100")
     inputs = side_by_side.side_inputs(on_h100, stated)
     value = comparisons.answer("tokens_per_dollar", inputs).value
     rate = inputs.tokens_per_second

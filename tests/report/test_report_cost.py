@@ -20,7 +20,7 @@ from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup, raw_block
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import comparison_page, cost_page
+from scalebook.report.pages import cost_page
 from scalebook.report.site.notebook import NotebookCell, prepare
 from scalebook.report.site.rendering import ASSETS
 
@@ -35,7 +35,7 @@ JOB = {
 
 
 def words(fragment: Any) -> str:
-    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    text = Markup(re.sub(r"\s+", " ", str(fragment).replace("<", " <"))).striptags()
     return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
 
 
@@ -48,7 +48,7 @@ def two(tmp_path: Path) -> Path:
 
 def test_without_stated_inputs_answers_are_empty_and_say_what_they_need(two: Path) -> None:
     data = load(two)
-    html = str(cost_page.calculator(data, Stated()).html)
+    html = str(cost_page.calculator(data, Stated()))
     cost = re.search(r'<tr data-answer="cost">(.*?)</tr>', html)
     assert cost is not None
     assert "needs: Tokens to train on; Price per GPU hour, on demand" in cost[1]
@@ -69,7 +69,7 @@ def test_stated_inputs_give_the_cost_by_hand(two: Path) -> None:
 
 def test_the_script_gets_every_formula_and_run_of_the_page(two: Path) -> None:
     data = load(two)
-    html = str(cost_page.calculator(data, Stated()).html)
+    html = str(cost_page.calculator(data, Stated()))
     found = re.search(r'<script type="application/json">(.*?)</script>', html)
     assert found is not None
     payload = json.loads(found[1])
@@ -128,7 +128,7 @@ def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_pa
         'spot_price_per_gpu_hour = 1.2\npreemption_overhead = "5%..10%"\n'
     )
     data, stated = load(two), read_stated(two)
-    html = str(cost_page.calculator(data, stated).html)
+    html = str(cost_page.calculator(data, stated))
     without = answer_rows(html)
     assert without["energy"][1].count(" to ") == without["cost"][1].count(" to ") == 1
     assert rows_in_a_browser(tmp_path / "page.html", html) == without
@@ -146,14 +146,14 @@ def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_pa
 
 def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
     (two / "economics.toml").write_text("[h100]\nprice_per_gpu_hour = 2.0\n")
-    pairs = comparison_page.pairs(comparison_page.runs_of(load(two)))
-    assert {pair.a[0].row["platform"] for pair in pairs} == {"h100"}
+    pairs = comparisons.platform_pairs(comparisons.ranked(load(two)))
+    assert {pair.a.row["platform"] for pair in pairs} == {"h100"}
     rows = list(cost_page._break_even(pairs, read_stated(two)))
     for row in rows:
         assert row["factor"].low < 2 < row["factor"].high
         assert row["even"].low < 4 < row["even"].high
     for pair, row in zip(pairs, rows, strict=True):
-        rates = [comparisons.mean_rate(side) for side in (pair.b, pair.a)]
+        rates = [side.rate for side in (pair.b, pair.a)]
         assert row["factor"].middle == pytest.approx(rates[0] / rates[1], rel=1e-9)
         assert row["even"].middle == pytest.approx(2 * rates[0] / rates[1], rel=1e-9)
     empty = list(cost_page._break_even(pairs, Stated()))
@@ -175,8 +175,8 @@ def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
 
 def test_a_report_without_telemetry_has_no_heading_of_its_results(two: Path, root: Path) -> None:
     data, text = load(two), (root / "notebooks/31_cost.ipynb").read_text()
-    assert not cost_page.device_findings(data).html
-    assert not cost_page.device_table(data).html
+    assert not cost_page.device_findings(data)
+    assert not cost_page.device_table(data)
     assert "## Energy, power and clocks as measured" in text
     heading = NotebookCell("markdown", "## Energy")
     silent = NotebookCell("code", "figure()", texts=(raw_block(""),))
@@ -201,7 +201,7 @@ def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     figures = cost_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))
-    assert str(cost_page.device_table(data).html).count("<tr ") == measured.height
+    assert str(cost_page.device_table(data)).count("<tr ") == measured.height
 
 
 def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:
 def test_a_hostile_run_id_stays_text(two: Path) -> None:
     evil = "</option></script><img src=x onerror=alert(1)>"
     write_run(two, "x", config(platform="h100", **JOB), device=H100, run_id=evil)
-    assert "<img" not in str(cost_page.calculator(load(two), Stated()).html)
+    assert "<img" not in str(cost_page.calculator(load(two), Stated()))
 
 
 def test_the_example_says_that_its_inputs_are_made_up_and_does_its_sum(root: Path) -> None:

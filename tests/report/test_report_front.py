@@ -213,7 +213,7 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     for i in range(24):
         wrote(tmp_path, f"h200-{i}", "headline", 12 + i / 10, platform="h200", seed=i)
     wrote(tmp_path, "h100", "headline", 15.0, sequence_length=4096)
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     plot = html[html.index('class="sb-dots"') : html.index('class="side"')]
     assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
     assert "H100, sequence 4,096" in plot
@@ -227,7 +227,7 @@ def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
             recompute="full" if i % 2 else "none",
         )  # fmt: skip
     wrote(tmp_path, "again", "headline", 12.05)  # a repeat is no row of its own
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     plot = html[html.index('class="sb-dots"') : html.index('class="axis"')]
     names = re.findall(r'<li><span class="name">(.*?)</span>', plot)
     assert len(names) == len(set(names)) == 4
@@ -309,7 +309,7 @@ def test_a_row_names_the_options_that_its_neighbours_do_not_have(tmp_path: Path)
     wrote(tmp_path, "plain", "headline", 12.0, tensor_parallel_size=2)
     more: dict[str, Any] = {"gradient_precision": "bf16", "offload_layers": 20}
     wrote(tmp_path, "tuned", "headline", 11.0, recompute="pointwise", **more)
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     row = next(one for one in html.split("<li>") if one.startswith('<span class="name">DP8'))
     text = Markup(row).striptags()
     for option in ("pointwise recompute", "BF16 gradients", "offload 20"):
@@ -321,7 +321,7 @@ def test_only_lines_that_a_row_is_held_against_are_named_and_the_axis_holds_them
     tmp_path: Path,
 ) -> None:
     wrote(tmp_path, "slow", "headline", 60.0)  # a fifth of the best published rates
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     assert re.findall(r'class="(?:before|after)"[^>]*>(best published \w+)', html) == [
         "best published BF16"
     ]
@@ -332,7 +332,7 @@ def test_only_lines_that_a_row_is_held_against_are_named_and_the_axis_holds_them
 def test_forty_platforms_with_long_names_leave_room_for_the_chart(tmp_path: Path) -> None:
     for place in range(40):
         wrote(tmp_path, f"run-{place}", "headline", 9 + place / 3, platform=f"{'long-' * 9}{place}")
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     plot = html[html.index('<div class="cols">') : html.index('class="side"')]
     assert "40 platforms, sequence 8,192" in plot or "39 platforms, sequence 8,192" in plot
     assert len(re.findall("LONG-", plot)) <= 9 * front.MOST_DRAWN
@@ -341,7 +341,7 @@ def test_forty_platforms_with_long_names_leave_room_for_the_chart(tmp_path: Path
 def test_runs_that_all_failed_say_how(tmp_path: Path) -> None:
     for name, status in (("a", "failed"), ("b", "timeout"), ("c", "failed")):
         write_run(tmp_path, name, config(), status=status, steps=0, reason="It broke.")
-    said = " ".join(sentences(front.screen(load(tmp_path)).html))
+    said = " ".join(sentences(front.screen(load(tmp_path))))
     assert said == (
         "No run completed with a throughput. Without a result: 3 of 3 runs: 2 failed, 1 timeout."
     )
@@ -375,14 +375,14 @@ def test_a_jump_of_the_loss_is_said_where_its_run_is_the_headline(tmp_path: Path
     lines[9]["loss"], last = 9.25, lines[-1]["loss"]
     (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = load(tmp_path)
-    said = " ".join(sentences(front.screen(data).html))
+    said = " ".join(sentences(front.screen(data)))
     before = lines[8]["loss"]
     assert f"The loss jumps: H100 BF16 at step 10 ({before:.3g} to 9.25, then {last:.3g})." in said
     assert "The loss jumps in 1 run" in words_of(curves_page.findings(data))
 
 
 def words_of(fragment: Any) -> str:
-    return Markup(str(fragment.html)).striptags().replace("\N{NO-BREAK SPACE}", " ")
+    return Markup(str(fragment)).striptags().replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_the_running_text_has_short_sentences_and_no_run_ids(
 ) -> None:
     data = load(root / "runs" / "examples" if example else write_sample(tmp_path))
     for fragment in (front.screen(data), studies.page(data)):
-        found = sentences(fragment.html)
+        found = sentences(fragment)
         assert found
         assert [one for one in found if length(one) > MOST_WORDS] == []
         assert [one for one in found if re.search(r"\b[0-9a-f]{12}\b|\d{8}-\d{6}", one)] == []
@@ -498,7 +498,7 @@ def test_the_running_text_has_short_sentences_and_no_run_ids(
 def test_platforms_without_equal_work_are_not_compared(tmp_path: Path) -> None:
     wrote(tmp_path, "h100", "headline", sequence_length=4096)
     wrote(tmp_path, "h200", "headline", platform="h200")
-    text = " ".join(sentences(front.screen(load(tmp_path)).html))
+    text = " ".join(sentences(front.screen(load(tmp_path))))
     assert "H100 and H200 have no equal work with an interval" in text
     assert "it decides" in text
 
@@ -506,7 +506,7 @@ def test_platforms_without_equal_work_are_not_compared(tmp_path: Path) -> None:
 def test_platforms_with_equal_work_are_compared_with_an_interval(tmp_path: Path) -> None:
     wrote(tmp_path, "h100", "headline", 15.0)
     wrote(tmp_path, "h200", "headline", 12.0, platform="h200")
-    text = " ".join(sentences(front.screen(load(tmp_path)).html))
+    text = " ".join(sentences(front.screen(load(tmp_path))))
     assert re.search(
         r"At equal work \(DP8, sequence 8,192\), H200 is 1\.2\d× \(1.*\) as fast as H100", text
     )
@@ -520,13 +520,13 @@ def test_the_example_of_a_cost_is_the_days_that_the_rate_implies(tmp_path: Path)
     ends = [1e12 / row[f"tokens_per_second_{end}"] / 86400 for end in ("high", "low")]
     days = f"{ends[0]:,.0f} to {ends[1]:,.0f} days in BF16"
     said = f"1 trillion tokens of Llama 3.1 8B on 8 H100 GPUs: {days}."
-    assert said in sentences(front.screen(data).html)
+    assert said in sentences(front.screen(data))
 
 
 def test_a_hollow_mark_has_no_interval_and_a_diamond_is_fp8(tmp_path: Path) -> None:
     wrote(tmp_path, "sure", "headline", precision="fp8")
     wrote(tmp_path, "few", "headline", 13.0, steps=8)
-    html = str(front.screen(load(tmp_path)).html)
+    html = str(front.screen(load(tmp_path)))
     assert len(re.findall(r'class="dot diamond c0"', html)) == 1
     assert len(re.findall(r'class="dot circle c0 hollow"', html)) == 1
 
@@ -539,12 +539,12 @@ def legend(html: object) -> str:
 
 def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     write_run(tmp_path, "cpu", config(world_size=1, platform="cpu", precision="fp32"), seconds=0.3)
-    assert legend(front.screen(load(tmp_path)).html) == "● FP32 · line: 95 %"
+    assert legend(front.screen(load(tmp_path))) == "● FP32 · line: 95 %"
     wrote(tmp_path, "wide", "headline", 12.0)
-    assert legend(front.screen(load(tmp_path)).html) == "● BF16 · line: 95 % · %: MFU"
+    assert legend(front.screen(load(tmp_path))) == "● BF16 · line: 95 % · %: MFU"
     wrote(tmp_path, "narrow", "headline", 9.0, precision="fp8", steps=8)
     wrote(tmp_path, "h200", "headline", 11.0, platform="h200")
-    said = legend(front.screen(load(tmp_path)).html)
+    said = legend(front.screen(load(tmp_path)))
     assert said == "H100 · H200 · ● BF16 · ◆ FP8 · line: 95 % · hollow: few steps · %: MFU"
 
 
@@ -555,7 +555,7 @@ def test_platforms_of_one_length_share_a_group_and_other_models_a_line(tmp_path:
     # faster than any layout is predicted to be
     wrote(tmp_path, "short", "headline", 2.5, sequence_length=2048)
     wrote(tmp_path, "other", "headline", 9.0, model="qwen3-8b")
-    html = Markup(front.screen(load(tmp_path)).html)
+    html = Markup(front.screen(load(tmp_path)))
     plot = html[html.index("sb-dots") : html.index('class="side"')]
     assert "H200 and H100, sequence 4,096" in plot
     names = re.findall(r'<li><span class="name">(.*?)</span>', plot)
@@ -602,7 +602,7 @@ def test_the_run_that_needs_more_steps_is_named_with_its_model(tmp_path: Path) -
     wrote(tmp_path, "whole", "headline", 12.0)
     wrote(tmp_path, "second", "headline", 14.0, tensor_parallel_size=2)
     wrote(tmp_path, "short", "headline", 9.0, model="qwen3-8b", steps=8)
-    html = Markup(front.screen(load(tmp_path)).html).striptags()
+    html = Markup(front.screen(load(tmp_path))).striptags()
     assert "of Qwen 3 8B on H100 with more steps" in html
 
 
@@ -611,7 +611,7 @@ def test_the_first_screen_names_the_platform_of_a_best_layout_and_counts_in_word
 ) -> None:
     wrote(tmp_path, "h200", "headline", 12.0, platform="h200", sequence_length=4096)
     wrote(tmp_path, "dp", "headline", 12.0)
-    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    text = Markup(front.screen(load(tmp_path))).striptags()
     assert "Best layout on H100: DP8 on 8" in text
     assert "Best layout on H100 in BF16: only DP8 ran." in text
     assert "Every rate has an interval." in text
@@ -627,7 +627,7 @@ def test_only_a_prediction_that_was_made_has_a_sentence(
     tmp_path: Path, platform: str, said: bool
 ) -> None:
     wrote(tmp_path, "one", "headline", platform=platform)
-    assert ("No layout is predicted" in front.screen(load(tmp_path)).html) == said
+    assert ("No layout is predicted" in front.screen(load(tmp_path))) == said
 
 
 def test_a_study_says_of_equal_work_what_the_first_screen_says(tmp_path: Path) -> None:
@@ -645,11 +645,11 @@ def test_the_best_ingested_run_has_a_sentence_beside_measured_ones(tmp_path: Pat
     wrote(tmp_path, "own", "headline", 15.0)
     made = config(**WHOLE)
     write_run(tmp_path, "log", made, seconds=9.0, device=H100, source="ingested")
-    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    text = Markup(front.screen(load(tmp_path))).striptags()
     said = "Ingested runs are not ranked with measured ones: the best, Llama 3.1 8B on 8 H100 GPUs"
     assert said in text
     (tmp_path / "own").rename(tmp_path.parent / f"{tmp_path.name}-own")
-    assert "not ranked with" not in front.screen(load(tmp_path)).html
+    assert "not ranked with" not in front.screen(load(tmp_path))
 
 
 def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:
@@ -685,14 +685,14 @@ def test_memory_is_that_of_what_a_platform_counts(tmp_path: Path) -> None:
 
 def test_logs_that_say_too_little_are_told_what_to_add(tmp_path: Path) -> None:
     write_run(tmp_path, "log", config(), source="ingested", requested={"world_size": 2})
-    said = " ".join(sentences(front.screen(load(tmp_path)).html)).replace("\N{NO-BREAK SPACE}", " ")
+    said = " ".join(sentences(front.screen(load(tmp_path)))).replace("\N{NO-BREAK SPACE}", " ")
     assert said.startswith("1 run has a rate, but no two can be compared: what they ran is not")
     assert "scalebook ingest LOG --model NAME --platform NAME --precision bf16" in said
 
 
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
-    said = sentences(front.screen(load(tmp_path)).html)
+    said = sentences(front.screen(load(tmp_path)))
     assert said == [
         "No run completed with a throughput.",
         "Without a result: 1 of 1 run: 1 failed.",

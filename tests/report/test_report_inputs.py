@@ -40,7 +40,7 @@ def test_the_sample_of_claims_can_be_audited() -> None:
 
 def test_both_pages_show_their_sample_to_copy(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
-    cost = str(cost_page.overview(load(tmp_path), stated.read_stated(tmp_path)).html)
-    claims = str(published_page.claims_overview(tmp_path, *published_page.audits(tmp_path)).html)
+    cost = str(cost_page.overview(load(tmp_path), stated.read_stated(tmp_path)))
+    claims = str(published_page.claims_overview(tmp_path, *published_page.audits(tmp_path)))
     assert "watts_per_gpu = 900" in cost
     assert "slides.toml" in claims

@@ -80,9 +80,7 @@ def test_a_chart_of_measured_runs_alone_carries_no_mark(tmp_path: Path) -> None:
 
 def test_a_long_table_keeps_every_row_and_anchor(tmp_path: Path) -> None:
     many = [{"run_id": f"run <{i}>", "world_size": i, "status": "completed"} for i in range(1000)]
-    html = str(
-        html_tables.table(many, (html_tables.RUN, html_tables.WORLD), "long", anchors=True).html
-    )
+    html = str(html_tables.table(many, (html_tables.RUN, html_tables.WORLD), "long", anchors=True))
     assert html.count("<tr ") == html_tables.FIRST
     rows = json.loads(re.search(r'class="sb-rows">(.*?)</script>', html, re.DOTALL)[1])
     assert len(rows) == 1000 - html_tables.FIRST
@@ -112,7 +110,7 @@ def test_addresses_of_the_one_file_stay_apart() -> None:
 
 def test_links_in_a_long_table_of_the_one_file_stay_inside() -> None:
     many = [{"run_id": f"r{i}"} for i in range(400)]
-    html = str(html_tables.table(many, (html_tables.RUN,), "long", anchors=True).html)
+    html = str(html_tables.table(many, (html_tables.RUN,), "long", anchors=True))
     local = local_addresses(html, "throughput")
     rows = json.loads(re.search(r'class="sb-rows">(.*?)</script>', local, re.DOTALL)[1])
     assert rows[0][1] == "throughput--run-r100"
@@ -214,7 +212,7 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
             path.write_bytes(damage(path.read_bytes()))
         again, now = once()
         assert again.runs.equals(data.runs)
-        assert again.metrics == data.metrics
+        assert again.diagnoses == data.diagnoses
         assert now.count('"cell_type"') == page.count('"cell_type"')
 
 

@@ -143,7 +143,7 @@ def test_a_run_without_a_known_model_has_no_prediction_and_a_reason(tmp_path: Pa
     found = data.predictions["odd"]
     assert found.parts is None
     assert "is not known" in (found.reason or "")
-    html = str(memory_page.findings(data).html)
+    html = str(memory_page.findings(data))
     assert "without a prediction" in html
     assert "<b>no such" not in html
 

@@ -11,7 +11,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook.report.base import frames, sections
+from scalebook.report.base import comparisons, frames
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
@@ -87,7 +87,7 @@ def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
     slowest = data.runs.sort("rate").row(0, named=True)
     assert f"That is {row['rate'] / slowest['rate']:.2f}× the rate of the slowest" in text
     assert f"({slowest['run_id']})." in text
-    assert f'data-value="{samples}"' in str(peak_page.best_table(data).html)
+    assert f'data-value="{samples}"' in str(peak_page.best_table(data))
 
 
 def test_every_configuration_is_a_point_of_the_spread(tmp_path: Path) -> None:
@@ -149,15 +149,15 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     low, high = one.interval
     assert low is not None and high is not None and low < one.rate < high
     said = f"{one.rate:,.0f} ± "
-    items = comparison_page.runs_of(data)
-    pairs = comparison_page.pairs(items)
-    compared = words(comparison_page.overview(items, pairs))
+    rows = comparisons.ranked(data)
+    pairs = comparisons.platform_pairs(rows)
+    compared = words(comparison_page.overview(rows, pairs))
     for text in (words(run_findings.findings(data)), words(peak_page.findings(data))):
         assert said in text
         assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
         assert "repeat 2" not in text
     sides = {
-        tuple(item.row["run_id"] for item in side) for pair in pairs for side in (pair.a, pair.b)
+        tuple(row["run_id"] for row in side.runs) for pair in pairs for side in (pair.a, pair.b)
     }
     assert sides == {("h-0", "h-1"), ("amd",)}
     assert "DP8 on 8 GPUs, h-0, h-1" in compared
@@ -233,7 +233,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
     texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
-        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
+        run_findings.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
         assert "2 runs are not compared with any other: the platform is unknown" in text
@@ -269,9 +269,7 @@ def test_the_model_of_most_runs_comes_first_whatever_its_rate(tmp_path: Path) ->
                                  ("c", "llama3.1-8b", 9.0)):  # fmt: skip
         settings = config(**made, model=model, micro_batch_size=2 if name == "c" else 1)
         write_run(tmp_path, name, settings, seconds=seconds, device=H100, source="measured")
-    text = str(peak_page.findings(load(tmp_path)).html) + str(
-        peak_page.best_table(load(tmp_path)).html
-    )
+    text = str(peak_page.findings(load(tmp_path))) + str(peak_page.best_table(load(tmp_path)))
     found = re.findall(r"Llama 3\.[12] \dB", text)
     assert found[0] == "Llama 3.1 8B"
     assert peak_page.best(load(tmp_path))["model"].to_list() == ["llama3.2-1b", "llama3.1-8b"]
@@ -283,6 +281,6 @@ def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     data = load(tmp_path)
     shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
     for page in shown:
-        html = str(page.html)
+        html = str(page)
         assert '<td class="txt" data-value="fp8">FP8</td>' in html
         assert '<td class="num" data-value="4096">4,096</td>' in html

@@ -92,7 +92,7 @@ def test_a_folder_of_one_run_has_no_prediction_and_says_so(tmp_path: Path) -> No
     assert alone == ()
     assert "two configurations at least" in page.findings(alone)._repr_markdown_()
     assert page.errors(alone) is page.rates(alone) is page.parts(alone) is None
-    assert page.families(alone).html == ""
+    assert page.families(alone) == ""
 
 
 def test_only_the_newest_measured_runs_with_a_rate_are_read_again(

@@ -16,7 +16,7 @@ from scalebook.report.pages import method_page
 
 
 def words(fragment: Any) -> str:
-    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    text = Markup(re.sub(r"\s+", " ", str(fragment).replace("<", " <"))).striptags()
     return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
 
 
@@ -125,7 +125,7 @@ def test_markup_in_ids_commands_and_variables_is_text(tmp_path: Path) -> None:
     made(tmp_path, "y", "2")
     data = load(tmp_path)
     found = method_page.read(data)
-    html = str(method_page.runs(data, found).html) + str(method_page.unequal(found).html)
+    html = str(method_page.runs(data, found)) + str(method_page.unequal(found))
     assert "<img" not in html
     assert "&lt;img" in html
 

@@ -15,6 +15,7 @@ from scalebook.measure import reliability
 from scalebook.measure.reliability import CheckpointRecord, DrillRecord
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
+from scalebook.report.base.markup import unreadable
 from scalebook.report.pages import reliability_page
 
 NOON = "2026-03-05T12:00:00.000+00:00"
@@ -197,7 +198,7 @@ def test_broken_files_are_listed_and_hide_no_run(tmp_path: Path):
     data = found(tmp_path)
     assert len(data.saved) == 1
     assert not data.drills
-    assert "checkpoints.jsonl line 2 is not" in words(reliability_page.unreadable(data))
+    assert "checkpoints.jsonl line 2 is not" in words(unreadable(data.problems))
 
 
 def test_markup_in_a_record_stays_text(tmp_path: Path):

@@ -109,7 +109,7 @@ def test_what_limits_every_projection_is_said_once(weak: tuple[ScalingSeries, ..
     text = words(scaling_page.findings((*weak, *weak)))
     assert text.count("Measure a larger run.") == 1
     assert "Limit of 2 projections: 256 GPUs are" in text
-    table = str(scaling_page.projections(weak).html)
+    table = str(scaling_page.projections(weak))
     assert table.count("Measure a larger run.</td>") == 1
 
 

@@ -40,7 +40,7 @@ class Tags(HTMLParser):
 def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
     evil = config(model=EVIL, strategy=EVIL, platform=EVIL)
     write_run(tmp_path, "evil", evil, run_id=EVIL, reason=EVIL)
-    html = str(make(load(tmp_path).runs).html)  # type: ignore[operator]
+    html = str(make(load(tmp_path).runs))  # type: ignore[operator]
     parsed = Tags(html)
     assert "script" not in parsed.tags
     assert EVIL in parsed.text
@@ -50,7 +50,7 @@ def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
 def test_markup_in_a_reason_and_a_log_stays_text(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", reason=EVIL, log_tail=(EVIL, "</pre>"))
     data = load(tmp_path)
-    parsed = Tags(str(failed(data).html))
+    parsed = Tags(str(failed(data)))
     assert "script" not in parsed.tags
     assert parsed.text.count(EVIL) == 2
 
@@ -59,20 +59,20 @@ def test_a_cell_has_the_exact_value_and_shows_the_rounded_one(tmp_path: Path) ->
     write_run(tmp_path, "a", config())
     runs = load(tmp_path).runs
     exact = runs["tokens_per_second"][0]
-    html = str(html_tables.overview(runs).html)
+    html = str(html_tables.overview(runs))
     assert f'data-value="{exact}"' in html
     assert f">{exact:,.0f}" in html
 
 
 def test_a_missing_number_is_a_dash_with_an_empty_value(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", reason="It broke.")
-    html = str(html_tables.overview(load(tmp_path).runs).html)
+    html = str(html_tables.overview(load(tmp_path).runs))
     assert '<td class="num" data-value="">–</td>' in html
     assert "-1" not in html
 
 
 def test_every_heading_of_a_rate_has_its_unit(tmp_path: Path) -> None:
-    html = str(html_tables.all_runs(load(write_sample(tmp_path)).runs).html)
+    html = str(html_tables.all_runs(load(write_sample(tmp_path)).runs))
     units = re.findall(r'<span class="unit">(.*?)</span>', html)
     assert units == ["tokens", "tokens/s", "tokens/s", "GiB", "TFLOP/s per GPU"]
 
@@ -81,7 +81,7 @@ def test_each_run_has_one_anchor_in_the_full_table_and_none_in_the_short_one(
     tmp_path: Path,
 ) -> None:
     runs = load(write_sample(tmp_path)).runs
-    full, short = str(html_tables.all_runs(runs).html), str(html_tables.overview(runs).html)
+    full, short = str(html_tables.all_runs(runs)), str(html_tables.overview(runs))
     for run_id in runs["run_id"]:
         assert full.count(f'id="{anchor(run_id)}"') == 1
         assert f"throughput.html#{anchor(run_id)}" in short
@@ -96,13 +96,13 @@ def test_anchors_of_different_run_ids_differ() -> None:
 
 def test_a_run_that_was_not_measured_here_is_marked(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), source="ingested")
-    html = str(html_tables.overview(load(tmp_path).runs).html)
+    html = str(html_tables.overview(load(tmp_path).runs))
     assert 'class="badge source">ingested<' in html
     assert "from-ingested" in html
 
 
 def test_the_mfu_table_names_convention_and_peak(tmp_path: Path) -> None:
-    html = str(html_tables.utilisation(load(write_sample(tmp_path)).completed).html)
+    html = str(html_tables.utilisation(load(write_sample(tmp_path)).completed))
     assert html.count("megatron_causal") >= 3
     assert "989.4" in html
     assert "cpu-one" not in html
@@ -114,7 +114,7 @@ def test_a_run_is_named_by_the_end_of_its_id_and_its_whole_id_goes_with_it(tmp_p
     assert run_link(run_id).endswith(">0123456789ab</a>")
     assert run_link("my-run").endswith(">my-run</a>")
     write_run(tmp_path, run_id, config())
-    assert f'data-value="{run_id}"' in str(html_tables.overview(load(tmp_path).runs).html)
+    assert f'data-value="{run_id}"' in str(html_tables.overview(load(tmp_path).runs))
 
 
 def test_the_rate_of_a_device_has_the_interval_of_the_whole_divided() -> None:
@@ -135,7 +135,7 @@ def test_a_table_shows_ten_columns_at_first_with_the_work_and_the_rate_among_the
     tmp_path: Path,
 ) -> None:
     write_run(tmp_path, "a", config())
-    head = str(html_tables.all_runs(load(tmp_path).runs).html).partition("<tbody>")[0]
+    head = str(html_tables.all_runs(load(tmp_path).runs)).partition("<tbody>")[0]
     keys = re.findall(r'data-key="(\w+)"', head)[:10]
     work = {"model", "platform", "name", "precision", "sequence_length"}
     assert {*work, "tokens_per_second_per_gpu", "mfu"} <= {*keys}
@@ -147,6 +147,6 @@ def test_a_table_shows_ten_columns_at_first_with_the_work_and_the_rate_among_the
 def test_a_value_that_is_markup_stays_inside_its_attribute() -> None:
     link = Markup('<a href="u">words</a>')
     column = html_tables.Column("x", "X", lambda row: row["x"], numeric=False)
-    html = str(html_tables.table([{"x": link}], [column], "links").html)
+    html = str(html_tables.table([{"x": link}], [column], "links"))
     assert html.count("<a ") == 1
     assert 'data-value="&lt;a href=&#34;u&#34;&gt;words&lt;/a&gt;"' in html

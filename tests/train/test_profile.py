@@ -235,5 +235,5 @@ def test_a_profiled_run_has_its_bars_on_the_page(profiled: Finished):
     assert sum(found.marked.parts.values()) == pytest.approx(found.marked.step_seconds)
     assert found.theory is not None
     assert found.theory.bubble == pytest.approx(1 / (4 + 1))  # 2 stages, 4 micro batches
-    assert "profiled step" in str(anatomy_page.findings(data).html)
+    assert "profiled step" in str(anatomy_page.findings(data))
     assert anatomy_page.profile_bars(data) is not None

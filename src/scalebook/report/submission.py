@@ -11,14 +11,11 @@ from typing import Any, cast
 
 from scalebook import __version__
 from scalebook.record import RunRecord
-from scalebook.report.base.frames import ReportData, flat, versions
+from scalebook.report.base.frames import VERSIONS, ReportData, flat, versions
 from scalebook.report.base.quantities import NONE, count, interval, percent
 from scalebook.report.base.versus import Configuration, configurations
 
-SOFTWARE = (
-    "scalebook", "python", "torch", "cuda", "rocm", "nccl", "rccl", "triton", "megatron_core",
-    "transformer_engine", "driver",
-)  # fmt: skip
+SOFTWARE = (*(name for name in VERSIONS if name != "git_commit"), "triton")
 Records = Mapping[str, RunRecord]
 
 

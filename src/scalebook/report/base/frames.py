@@ -257,8 +257,6 @@ class ReportData:
     anatomies: Mapping[str, RunAnatomy] = field(default_factory=dict[str, RunAnatomy])
     # by run id: what memory prediction says of a run
     predictions: Mapping[str, Predicted] = field(default_factory=dict[str, Predicted])
-    # by run id: the numbers of each run alone, its repeats not counted
-    metrics: Mapping[str, RunMetrics] = field(default_factory=dict[str, RunMetrics])
     # by run id: what explains the speed of a run that has a throughput
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict[str, Diagnosis])
     # by run id: where the files of a run are, for what is too long to be held here
@@ -387,7 +385,6 @@ def collect(
         feasibility=feasibility_frame(kept.values()),
         anatomies={run_id: one.anatomy for run_id, one in told.items()},
         predictions=predictions(kept.values()),
-        metrics={run_id: one.metrics for run_id, one in told.items()},
         directories={run_id: run.path for run_id, run in kept.items()},
         diagnoses={run_id: one.diagnosis for run_id, one in told.items() if one.diagnosis},
     )

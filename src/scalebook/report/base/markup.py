@@ -6,13 +6,13 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup, escape
+import markupsafe
+from markupsafe import escape
 
-__all__ = ["Fragment", "Markup", "anchor", "bullets", "escape", "join", "paragraphs", "run_link"]
+__all__ = ["Markup", "anchor", "bullets", "escape", "join", "paragraphs", "run_link"]
 
 MOST_ITEMS = 200  # of one list: a page of ten thousand runs must open
 MOST_OPEN = 5  # items of a list that a reader sees before opening it
@@ -21,21 +21,20 @@ MOST_LINKED = 3  # of them before the reader opens the others
 RUNS_PAGE = "throughput.html"  # where the table of all runs is, and so every run's anchor
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
-    """A piece of a page. Its Markdown form is one raw HTML block.
+class Markup(markupsafe.Markup):
+    """Escaped HTML, a piece of a page or a whole cell. Its Markdown form is one raw HTML block.
 
     Markdown and not HTML is what pages are built from: Quarto adds scripts from a CDN to a page
     as soon as one output of a notebook has the type text/html.
     """
 
-    html: Markup
+    __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(self.html)
+        return str(self)
 
     def _repr_markdown_(self) -> str:
-        return raw_block(str(self.html))
+        return raw_block(str(self))
 
 
 def raw_block(html: str) -> str:
@@ -58,7 +57,7 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
 
 def bullets(
     sentences: Iterable[Markup | str], style: str = "findings", empty: Markup | str = ""
-) -> Fragment:
+) -> Markup:
     """Return a list of sentences, of the first MOST_ITEMS where there are more, or ``empty``."""
     every = list(sentences)
     if not every:
@@ -73,7 +72,7 @@ def bullets(
         for part in (items[:shown], items[shown:])
     ]
     rest = folded(f"{len(items) - shown} more", lists[1]) if items[shown:] else Markup("")
-    return Fragment(lists[0] + rest)
+    return lists[0] + rest
 
 
 def folded(summary: Markup | str, body: Markup) -> Markup:
@@ -92,14 +91,14 @@ def code(text: object) -> Markup:
     return Markup("<code>{}</code>").format(text)
 
 
-def paragraphs(*sentences: Markup | str, style: str = "") -> Fragment:
+def paragraphs(*sentences: Markup | str, style: str = "") -> Markup:
     """Return a paragraph a sentence."""
     # a browser ends a <p> where folded runs begin
     parts = (
         Markup("<{0} class='{1}'>{2}</{0}>").format("div" if "<details" in one else "p", style, one)
         for one in sentences
     )
-    return Fragment(Markup("").join(parts))
+    return Markup("").join(parts)
 
 
 def to_copy(summary: str, text: str) -> Markup:
@@ -108,15 +107,20 @@ def to_copy(summary: str, text: str) -> Markup:
     return Markup(template).format(summary, text)
 
 
-def callout(title: str, sentences: Iterable[Markup | str]) -> Fragment:
+def callout(title: str, sentences: Iterable[Markup | str]) -> Markup:
     """Return a marked box with a title and a list; nothing where there is no sentence."""
     sentences = list(sentences)
     if not sentences:
-        return Fragment(Markup(""))
+        return Markup("")
     # Quarto moves what is an <aside> into the margin
     head = Markup('<p class="callout-head">{}</p>').format(title)
-    body = bullets(sentences, style="notes").html
-    return Fragment(Markup('<div class="sb-callout" role="note">{}{}</div>').format(head, body))
+    body = bullets(sentences, style="notes")
+    return Markup('<div class="sb-callout" role="note">{}{}</div>').format(head, body)
+
+
+def unreadable(problems: Iterable[str]) -> Markup:
+    """Return the directories and lines that could not be read; nothing where there are none."""
+    return callout("Not readable", problems)
 
 
 def anchor(run_id: str) -> str:

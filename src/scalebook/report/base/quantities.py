@@ -56,19 +56,15 @@ def change(fraction: float | None) -> str:
     return f"{rounded:+.1f}{GLUE}%".replace("-", MINUS) if rounded else f"0.0{GLUE}%"
 
 
-def interval(
-    value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3
-) -> str:
+def interval(value: float | None, low: float | None, high: float | None, unit: str) -> str:
     """Return a number with its interval, rounded alike: ``12,300 ± 120 tokens/s``.
 
     An interval that is lopsided by more than a fifth is written as its two ends.
     """
-    if value is None or low is None or high is None:
-        return quantity(value, unit, digits)
+    if value is None or low is None or high is None or low == value == high:
+        return quantity(value, unit)
     below, above = value - low, high - value
     half = max(below, above)
-    if half <= 0:
-        return quantity(value, unit, digits)
     decimals = max(0, 1 - math.floor(math.log10(half)))
     if min(below, above) < 0.8 * half:
         return f"{value:,.{decimals}f}{GLUE}{unit} ({low:,.{decimals}f} to {high:,.{decimals}f})"

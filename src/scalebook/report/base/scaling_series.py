@@ -11,7 +11,6 @@ import polars as pl
 from scalebook.measure.scaling import ScalingPoint, table
 from scalebook.report.base.frames import SCHEMA, ReportData
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     folded,
@@ -75,7 +74,7 @@ def _one_series(group: str, runs: pl.DataFrame) -> ScalingSeries:
 
 def _against(base: Row, row: Row) -> dict[str, Any]:
     """Return a run's row with its comparison to the base."""
-    pair = [_point(base)] if row["run_id"] == base["run_id"] else [_point(base), _point(row)]
+    pair = [point(base)] if row["run_id"] == base["run_id"] else [point(base), point(row)]
     compared = table(pair)
     # at the base's own size the two would be pooled, so such a run is compared by hand
     same_size = row["world_size"] == base["world_size"]
@@ -107,7 +106,8 @@ def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
     return {"efficiency_low": verdict.low / each, "efficiency_high": verdict.high / each}
 
 
-def _point(row: Row) -> ScalingPoint:
+def point(row: Row) -> ScalingPoint:
+    """Return a run as laws of scaling take it."""
     nodes, world_size = row["nodes"] or 1, row["world_size"]
     batch = row["global_batch_size"]
     return ScalingPoint(
@@ -119,7 +119,7 @@ def _point(row: Row) -> ScalingPoint:
     )
 
 
-def scaling_findings(found: Sequence[ScalingSeries]) -> Fragment:
+def scaling_findings(found: Sequence[ScalingSeries]) -> Markup:
     """Return what the sizes show, one item per group."""
     none = "No group of comparable runs has more than one size."
     return bullets((join(_sentences(item), " ") for item in found), empty=none)
@@ -161,7 +161,7 @@ def _certainty(row: Row) -> str:
     return f" ({interval}{work.get(row['kind'], '')})"
 
 
-def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
+def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:
     """Return, in words, which runs say nothing about scaling: groups of one size, unknown work."""
     shown = {item.base["group"] for item in found}
     groups = data.ranked["group"].unique(maintain_order=True)
@@ -174,11 +174,11 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
         "platform, precision, sequence length and settings at two sizes or more."
     )
     many = count(len(lonely), "group has", "groups have")
-    said = paragraphs(words.format(many), *unknown, style="note").html
-    return Fragment(said + folded("These groups", join(lonely, "; ")))
+    said = paragraphs(words.format(many), *unknown, style="note")
+    return said + folded("These groups", join(lonely, "; "))
 
 
-def law_note(found: Sequence[ScalingSeries]) -> Fragment:
+def law_note(found: Sequence[ScalingSeries]) -> Markup:
     """Return why no law is fitted where a group has fewer than three sizes."""
     short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
     words = (

@@ -9,11 +9,9 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     join,
-    paragraphs,
     run_link,
     run_links,
 )
@@ -25,7 +23,7 @@ from scalebook.report.base.naming import (
     sized,
     typed,
 )
-from scalebook.report.base.quantities import count, listed, number, percent, times
+from scalebook.report.base.quantities import count, listed, number, percent
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
 # A loss jumps where one step raises it by more than half of what it had fallen by until then; it
@@ -44,14 +42,6 @@ class Jump:
     last: float
 
 
-def throughput(data: ReportData) -> Fragment:
-    """Return how wide the field is in each group, from its slowest to its fastest run."""
-    if data.completed.is_empty():
-        return paragraphs("No run completed with a throughput.")
-    groups = data.ranked.group_by("group", maintain_order=True)
-    return bullets([*(_span(str(group), runs) for (group,), runs in groups), *unranked(data)])
-
-
 def unranked(data: ReportData) -> Iterator[Markup]:
     """Yield the completed runs that no page ranks or scales, a sentence for what is unknown."""
     missing: dict[tuple[str, ...], list[str]] = {}
@@ -66,28 +56,7 @@ def unranked(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(runs, what, run_links(ids))
 
 
-def _span(group: str, runs: pl.DataFrame) -> Markup:
-    ordered = runs.drop_nulls("rate").sort("rate")
-    name = Markup("<strong>{}</strong>").format(group)
-    if ordered.is_empty():
-        return Markup("{}: no run of a known size.").format(name)
-    low, high = ordered.row(0, named=True), ordered.row(-1, named=True)
-    top = Markup("{} {} ({})").format(
-        number(high["rate"]), high["rate_unit"], run_link(high["run_id"])
-    )
-    if ordered.height == 1:
-        return Markup("{}: one run, {}.").format(name, top)
-    return Markup("{}: {}, from {} ({}) to {}, a factor of {}.").format(
-        name,
-        count(ordered.height, "run"),
-        number(low["rate"]),
-        run_link(low["run_id"]),
-        top,
-        times(high["rate"] / low["rate"]),
-    )
-
-
-def mfu(data: ReportData) -> Fragment:
+def mfu(data: ReportData) -> Markup:
     """Return which run uses its device best, under which convention and peak, or why none does."""
     runs = data.completed
     known = runs.drop_nulls("mfu").partition_by("peak_precision", maintain_order=True)
@@ -125,7 +94,7 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
         )
 
 
-def loss(data: ReportData) -> Fragment:
+def loss(data: ReportData) -> Markup:
     """Return whether each completed run learned: the throughput of one that did not is invalid."""
     return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
 

@@ -210,11 +210,14 @@ def stacked(
 ) -> alt.Chart:
     """Return a bar per label of its parts in the order of ``place``: each part keeps its colour."""
     pick = alt.selection_point(fields=["part"], bind="legend")
+    # in the order of most bars, whatever that of the colours
+    places = data.group_by("part", maintain_order=True).agg(pl.col("place").median())
+    named = alt.Legend(values=places.sort("place", maintain_order=True)["part"].to_list())
     bars = alt.Chart(rows(data)).mark_bar().encode(
         y=names("label", labels),
         x=x,
         order=alt.Order("place:Q"),
-        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(parts))),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(parts)), legend=named),
         opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
         tooltip=tips,
     )  # fmt: skip

@@ -43,7 +43,8 @@ def predicted_against_measured(compared: pl.DataFrame) -> Figure | None:
     if compared.is_empty():
         return None
     values = [*compared["predicted_gib"], *compared["peak_memory_gib"]]
-    ends = [0.9 * min(values), 1.06 * max(values)]
+    low, high = 0.9 * min(values), 1.06 * max(values)
+    ends = [low if 10 * low > high else 0.0, high]
     scale = alt.Scale(domain=ends, nice=False, zero=False)
     line = alt.Chart(alt.Data(values=[{"gib": end} for end in ends])).mark_line(
         strokeDash=[5, 4], strokeWidth=1.5, color=GREY

@@ -9,7 +9,16 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count
-from scalebook.report.charts.figure import SHARES, SIGNED, Figure, drawn, names, rows, tooltips
+from scalebook.report.charts.figure import (
+    SHARES,
+    SIGNED,
+    Figure,
+    drawn,
+    names,
+    rows,
+    stacked,
+    tooltips,
+)
 
 ROW_HEIGHT = 28
 Rows = Sequence[Mapping[str, Any]]  # each with run_id, label and platform
@@ -74,13 +83,9 @@ def parts(bars: Rows, order: Sequence[str]) -> Figure | None:
     data = pl.DataFrame(bars)
     labels = data["label"].unique(maintain_order=True).to_list()
     title = "predicted time over the measured step"
-    marks = alt.Chart(rows(data.filter(pl.col("share") > 0))).mark_bar(size=14).encode(
-        y=names("label", labels),
-        x=alt.X("share:Q", title=title, axis=SHARES, stack="zero"),
-        color=alt.Color("part:N", title=None, sort=list(order)),
-        order=alt.Order("place:Q"),
-        tooltip=tooltips(*_WHO, "part", ("share", "", ".1%")),
-    )  # fmt: skip
+    x = alt.X("share:Q", title=title, axis=SHARES, stack="zero")
+    tips = tooltips(*_WHO, "part", ("share", "", ".1%"))
+    marks = stacked(data.filter(pl.col("share") > 0), labels, x, order, tips)
     words = f"Predicted parts of the step of {count(len(labels), 'configuration')}."
     return drawn(alt.layer(marks, _rule("share", 1.0)), words, ROW_HEIGHT * len(labels) + 10)
 

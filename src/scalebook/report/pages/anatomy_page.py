@@ -21,7 +21,15 @@ from scalebook.report.base.html_tables import (
     text,
     time,
 )
-from scalebook.report.base.markup import Fragment, Markup, bullets, code, join, opened, run_link
+from scalebook.report.base.markup import (
+    Markup,
+    bullets,
+    code,
+    join,
+    opened,
+    run_link,
+    run_links,
+)
 from scalebook.report.base.quantities import count, duration, percent
 from scalebook.report.charts.step_charts import KINDS, PARTS
 
@@ -117,7 +125,7 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
     return charts.anatomy(rows, KINDS, "share of the time of all kernels")
 
 
-def parts_table(data: ReportData) -> Fragment:
+def parts_table(data: ReportData) -> Markup:
     """Return the profiled steps in numbers."""
     rows: list[dict[str, Any]] = []
     for row, one, _ in profiles(data):
@@ -136,7 +144,7 @@ def parts_table(data: ReportData) -> Fragment:
     return table(rows, columns, "anatomy")
 
 
-def kernels_table(data: ReportData) -> Fragment:
+def kernels_table(data: ReportData) -> Markup:
     """Return the longest kernels of each profile."""
     rows = [
         {**row, **kernel.model_dump(), "name": row["name"], "kernel": kernel.name,
@@ -155,7 +163,7 @@ def kernels_table(data: ReportData) -> Fragment:
     return table(rows, columns, "kernels")
 
 
-def communication_table(data: ReportData) -> Fragment:
+def communication_table(data: ReportData) -> Markup:
     """Return the communication that profiles measured next to what theory counts."""
     waits = "exposed sends and receives, with the wait for them, of the step"
     columns = (
@@ -215,11 +223,10 @@ def _kernel_name(name: str) -> Markup:
 
 
 NOTABLE = 0.05  # of the step: below this, exposed communication and idle time are not singled out
-SHOWN = 8
 HOW = "'scalebook run --profile' adds two profiled steps after the measured ones"
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return what the profiles show, each sentence with its run."""
     sentences = (_profiled(data), _bubbles(data), _slowest(data), _marks(data), _missing(data))
     return bullets(chain(*sentences), empty=f"No run has a profile or time marks: {HOW}.")
@@ -227,26 +234,14 @@ def findings(data: ReportData) -> Fragment:
 
 def _profiled(data: ReportData) -> Iterator[Markup]:
     """Yield where the step of each profiled run goes, largest part first."""
-    for place, (row, one, label) in enumerate(profiles(data)):
-        if place == SHOWN:
-            yield Markup("The other profiles are in the table.")
-            return
-        yield _sentence(row, one, label)
-
-
-def _sentence(row: Row, one: Breakdown, label: str) -> Markup:
-    whole = one.step_seconds or 1.0
-    parts = sorted(profiled_seconds(one).items(), key=lambda item: -item[1])
-    shares = [f"{percent(time / whole, 2)} {name}" for name, time in parts if time / whole >= 0.005]
-    words = "{} ({}): a profiled step of {} is {}.{}{}"
-    return Markup(words).format(
-        Markup("<strong>{}</strong>").format(label),
-        run_link(row["run_id"]),
-        duration(whole),
-        join(shares),
-        _hidden(one),
-        _gaps(one, whole),
-    )
+    for row, one, label in profiles(data):
+        whole = one.step_seconds or 1.0
+        parts = sorted(profiled_seconds(one).items(), key=lambda item: -item[1])
+        each = ((name, time / whole) for name, time in parts)
+        shares = (f"{percent(share, 2)} {name}" for name, share in each if share >= 0.005)
+        words = Markup("<strong>{}</strong> ({}): a profiled step of {} is {}.{}{}")
+        told = (duration(whole), join(shares), _hidden(one), _gaps(one, whole))
+        yield words.format(label, run_link(row["run_id"]), *told)
 
 
 def _hidden(one: Breakdown) -> str:
@@ -285,7 +280,7 @@ def _slowest(data: ReportData) -> Iterator[Markup]:
     )
     high, low = f"{longer[0][0]:.2f}", f"{longer[-1][0]:.2f}"
     times = high if high == low else f"{low} to {high}"
-    runs = join(run_link(run_id) for _, run_id in longer[:SHOWN])
+    runs = run_links(run_id for _, run_id in longer)
     yield Markup(words).format(count(len(longer), "profiled run"), times, runs)
 
 
@@ -347,8 +342,5 @@ def _missing(data: ReportData) -> Iterator[Markup]:
         if not ((found := data.anatomies.get(row["run_id"])) and found.profiles)
     ]
     if without:
-        shown = join(map(run_link, without[:SHOWN]))
-        more = f" and {len(without) - SHOWN} more" if len(without) > SHOWN else ""
-        words = "{} no profile ({}{}): {}."
         has = count(len(without), "run with a throughput has", "runs with a throughput have")
-        yield Markup(words).format(has, shown, more, HOW)
+        yield Markup("{} no profile ({}): {}.").format(has, run_links(without), HOW)

@@ -23,7 +23,6 @@ from scalebook.report.base.against import (
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     callout,
@@ -50,17 +49,15 @@ def of(data: ReportData) -> Against:
     return data.against
 
 
-def summary(found: Against) -> Fragment:
+def summary(found: Against) -> Markup:
     """Return the sentence on top, and how sure it is."""
     judged = sum(one.verdict is not None for one in found.checks)
     note = Markup(
         "The new runs are compared with those of <code>{}</code>. The {} hold together at 95 % "
         "(Bonferroni). <code>scalebook gate</code> with its defaults decides the same."
     ).format(found.name, count(judged, "interval"))
-    return Fragment(
-        paragraphs(sentence(found), style="sb-headline").html + paragraphs(note).html
-        + callout("Not read", found.unread).html
-    )  # fmt: skip
+    head = paragraphs(sentence(found), style="sb-headline") + paragraphs(note)
+    return head + callout("Not read", found.unread)
 
 
 def change_words(verdict: Verdict) -> str:
@@ -72,7 +69,7 @@ def change_words(verdict: Verdict) -> str:
     return f"new is {word} ({low} to {high} %)"
 
 
-def changes(found: Against, data: ReportData) -> Fragment:
+def changes(found: Against, data: ReportData) -> Markup:
     """Return one row per configuration, those that differ for sure first."""
     order = list(KINDS)
     runs = {row["run_id"]: row for row in data.runs.to_dicts()}
@@ -118,7 +115,7 @@ def _title(one: GateCheck) -> str:
     return titled(one.name.partition(" [")[0])
 
 
-def versions(found: Against) -> Fragment:
+def versions(found: Against) -> Markup:
     """Return the versions that differ between new and old runs of one configuration."""
     rows = [
         {"name": fact_words(item.name), "old": item.b, "new": item.a, "many": many}
@@ -133,13 +130,13 @@ def versions(found: Against) -> Fragment:
     return tables.table(rows, columns, "versions", empty="No recorded version differs.")
 
 
-def history(found: Against) -> Figures | Fragment:
+def history(found: Against) -> Figures | Markup:
     """Return one chart per configuration of the rate over commits, or why there is none."""
     drawn = rate_charts.over_commits(found.history)
     return drawn or paragraphs("No configuration has rates with an interval at two commits.")
 
 
-def others(found: Against) -> Fragment:
+def others(found: Against) -> Markup:
     """Return what else differs where a configuration is faster, slower or failed."""
     return bullets(_others(found))
 

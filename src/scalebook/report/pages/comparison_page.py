@@ -8,27 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from scalebook import identity
 from scalebook.identity import VERSIONS, alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.report.base import comparisons as bases
 from scalebook.report.base.comparisons import (
-    Member,
     Pair,
-    fastest,
     grouped,
-    mean_rate,
-    members,
-    named_pair,
-    platform_pairs,
-    shared_row,
     side_name,
     sides,
-    work_key,
 )
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, Column, Row, noted, table, text, verdict_column
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     folded,
@@ -47,17 +39,21 @@ from scalebook.report.base.naming import (
     sequence_words,
     setting_words,
     sized,
-    split_name,
     titled,
     units,
 )
 from scalebook.report.base.quantities import GLUE, change, count, percent, times
-from scalebook.report.base.versus import configurations, verdict_on
+from scalebook.report.base.versus import (
+    Configuration,
+    best_of,
+    configurations,
+    estimate_of,
+    verdict_on,
+)
 from scalebook.report.charts.comparison import against_baseline, ratios
 from scalebook.report.charts.figure import Figure, Figures
 from scalebook.settings import named, names
 
-Repeats = tuple[Member, ...]
 SIZES = named("layout", "size")
 # Ways of doing the same step: those that may be what an ablation switches.
 SWITCHES = (*names("kernel"), "data_parallel_sharding", "layer_spec")
@@ -111,20 +107,20 @@ class Ablation:
     """
 
     name: str
-    optimised: Repeats
+    optimised: Configuration
     switches: tuple[Switch, ...]
     plain: Pair | None
     plain_changes: tuple[str, ...] = ()
 
 
-def changed(a: Member, b: Member) -> tuple[str, ...]:
+def changed(a: Row, b: Row) -> tuple[str, ...]:
     """Return the options that were set differently and ran differently.
 
     A switch that was left open on both sides is no change, even if it came out differently: what
     made it so is the change.
     """
-    asked_a, asked_b = a.record.asked, b.record.asked
-    was_a, was_b = a.record.in_force, b.record.in_force
+    asked_a, asked_b = a["record"].asked, b["record"].asked
+    was_a, was_b = a["record"].in_force, b["record"].in_force
     return tuple(
         name
         for name in SWITCHES
@@ -132,92 +128,90 @@ def changed(a: Member, b: Member) -> tuple[str, ...]:
     )
 
 
-def ablations(items: Sequence[Member]) -> tuple[Ablation, ...]:
+def ablations(rows: Sequence[Row]) -> tuple[Ablation, ...]:
     """Return the ablation of each group of runs that differ only in options."""
-    groups = grouped(items, _group_key).values()
+    groups = grouped(rows, _group_key).values()
     found = [one for group in groups if (one := _ablation(group)) is not None]
-    names = _names([one.optimised[0] for one in found])
+    names = _names([one.optimised.row for one in found])
     return tuple(replace(one, name=name) for one, name in zip(found, names, strict=True))
 
 
-def _group_key(item: Member) -> str | None:
-    shared = _in_common(item)
+def _group_key(row: Row) -> str | None:
+    shared = _in_common(row)
     return json.dumps(shared, default=str) if shared else None
 
 
-def _in_common(item: Member) -> dict[str, Any]:
+def _in_common(row: Row) -> dict[str, Any]:
     """Return what the runs of an ablation have in common, by name; nothing where it is unknown.
 
     That is the work, the side, every setting as it was asked for that is no switch, and the device
     and versions that the run stood on. Left out is what leaves the speed of a step alone: how many
     steps there are, the learning rate, the seed, what is profiled or saved beside them.
     """
-    work = work_key(item)
-    if work is None or not item.record.requested:
+    record = row["record"]
+    work = identity.work(record)
+    if work is None or not record.requested:
         return {}
-    asked = {name: item.record.asked.get(name) for name in FIXED}
-    sizes = {name: item.row.get(name) for name in SIZES}
-    stood_on = {name: item.record.environment.get(name) for name in STOOD_ON}
-    return {"work": work, "side": side_name(item.row)} | sizes | asked | stood_on
+    asked = {name: record.asked.get(name) for name in FIXED}
+    sizes = {name: row.get(name) for name in SIZES}
+    stood_on = {name: record.environment.get(name) for name in STOOD_ON}
+    return {"work": work, "side": side_name(row)} | sizes | asked | stood_on
 
 
-def _names(items: Sequence[Member]) -> Iterator[str]:
+def _names(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the names of the groups of these runs, each with what sets it apart."""
-    for item in items:
-        head, own = _group_name(item), _in_common(item)
-        alike = [_in_common(other) for other in items if _group_name(other) == head]
+    for row in rows:
+        head, own = _group_name(row), _in_common(row)
+        alike = [_in_common(other) for other in rows if _group_name(other) == head]
         differ = (name for name in own if any(other.get(name) != own[name] for other in alike))
         # each by itself: of several words some would be cut
         told = (setting_in_words([(name, own[name])])[0] for name in differ if name not in IN_HEAD)
         yield ", ".join([head, *told])
 
 
-def _ablation(group: Repeats) -> Ablation | None:
+def _ablation(group: Sequence[Row]) -> Ablation | None:
     """Return the ablation of a group; None where no two of its runs differ in one switch.
 
     The optimised configuration is the one that most others differ from in a single switch. Of
     configurations of the same switches, such as two numbers of steps, the fastest counts.
     """
-    certain = [item for item in group if item.estimate is not None]
-    asked = alike(certain, lambda item: repr([item.record.asked.get(n) for n in SWITCHES]))
-    configurations = [fastest(same) for same in asked]
-    if len(configurations) < 2:
+    certain = [row for row in group if estimate_of(row) is not None]
+    asked = alike(certain, lambda row: repr([row["record"].asked.get(n) for n in SWITCHES]))
+    ones = [best_of(same) for same in asked]
+    if len(ones) < 2:
         return None
-    ranked = sorted(
-        configurations, key=lambda one: (-_neighbours(one, configurations), -mean_rate(one))
+    best = min(ones, key=lambda one: (-_neighbours(one, ones), -one.rate))
+    if _neighbours(best, ones) == 0:
+        return None
+    switches = sorted(
+        _switches(best, ones), key=lambda one: -one.verdict.ratio if one.verdict else 0.0
     )
-    best = ranked[0]
-    if _neighbours(best, configurations) == 0:
-        return None
-    found = _switches(best, configurations)
-    switches = sorted(found, key=lambda one: -one.verdict.ratio if one.verdict else 0.0)
-    most = max(configurations, key=lambda one: len(changed(best[0], one[0])))
-    changes = changed(best[0], most[0])
+    most = max(ones, key=lambda one: len(changed(best.row, one.row)))
+    changes = changed(best.row, most.row)
     plain = _pair(best, most) if len(changes) > 1 else None
-    return Ablation(_group_name(best[0]), best, tuple(switches), plain, changes if plain else ())
+    return Ablation(_group_name(best.row), best, tuple(switches), plain, changes if plain else ())
 
 
-def _neighbours(one: Repeats, configurations: Sequence[Repeats]) -> int:
-    return sum(len(changed(one[0], other[0])) == 1 for other in configurations)
+def _neighbours(one: Configuration, ones: Sequence[Configuration]) -> int:
+    return sum(len(changed(one.row, other.row)) == 1 for other in ones)
 
 
-def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Switch]:
-    for other in configurations:
-        names = changed(best[0], other[0])
+def _switches(best: Configuration, ones: Sequence[Configuration]) -> Iterator[Switch]:
+    for other in ones:
+        names = changed(best.row, other.row)
         if len(names) == 1:
-            was = [side[0].record.in_force.get(names[0]) for side in (best, other)]
+            was = [side.row["record"].in_force.get(names[0]) for side in (best, other)]
             value, instead = (
                 titled(("off", "on")[one] if isinstance(one, bool) else str(one)) for one in was
             )
             yield Switch(names[0], value, instead, _pair(best, other))
 
 
-def _pair(best: Repeats, other: Repeats) -> Pair:
-    return Pair("as named", "optimised", "changed", best, other)
+def _pair(best: Configuration, other: Configuration) -> Pair:
+    return Pair("one option", "optimised", "changed", best, other)
 
 
-def _group_name(item: Member) -> str:
-    row = item.row
+def _group_name(row: Row) -> str:
     what = f"{model_title(row['model'])} on {platform_title(side_name(row))}"
     return f"{what}, {sized(row)}, {precision_title(row['precision'])}, {sequence_words(row)}"
 
@@ -228,7 +222,7 @@ NOTHING = (
 )
 
 
-def ablation_overview(found: Sequence[Ablation]) -> Fragment:
+def ablation_overview(found: Sequence[Ablation]) -> Markup:
     """Return what the optimised configuration gains, and its largest and its useless switches."""
     if not found:
         return paragraphs(NOTHING)
@@ -264,8 +258,8 @@ def _gain(item: Switch) -> Markup:
     return Markup("{} ({} to {})").format(item.label, change(low), change(high))
 
 
-def _linked(side: Repeats) -> Markup:
-    return join(run_link(item.row["run_id"]) for item in side)
+def _linked(side: Configuration) -> Markup:
+    return join(run_link(row["run_id"]) for row in side.runs)
 
 
 def worth(found: Sequence[Ablation]) -> Figures | None:
@@ -283,7 +277,7 @@ def ratio_row(label: str, pair: Pair) -> dict[str, Any] | None:
     verdict = pair.verdict
     if verdict is None:
         return None
-    ids = [", ".join(item.row["run_id"] for item in side) for side in (pair.a, pair.b)]
+    ids = [", ".join(row["run_id"] for row in side.runs) for side in (pair.a, pair.b)]
     return {
         "label": label,
         "run_id": ids[0],
@@ -303,34 +297,35 @@ def bars(found: Sequence[Ablation]) -> Figures | None:
 
 
 def _bar_rows(item: Ablation) -> list[dict[str, Any]]:
-    changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
+    changes = sorted(item.switches, key=lambda one: one.pair.b.rate)
     rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
     rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one option changed") for one in changes]
     return [*rows, _bar(item.optimised, "optimised", "optimised")]
 
 
-def _bar(side: Repeats, label: str, step: str) -> dict[str, Any]:
-    row, several = side[0].row, len(side) > 1
+def _bar(side: Configuration, label: str, step: str) -> dict[str, Any]:
+    several = len(side.runs) > 1
+    # repeats have an interval of their own, which the chart of ratios holds
+    low, high = (None, None) if several else side.interval
     return {
         "label": label,
-        "run_id": ", ".join(item.row["run_id"] for item in side),
-        "source": row["source"],
+        "run_id": ", ".join(row["run_id"] for row in side.runs),
+        "source": side.row["source"],
         "step": step,
-        "rate": mean_rate(side),
-        # repeats have an interval of their own, which the chart of ratios holds
-        "rate_low": None if several else row["rate_low"],
-        "rate_high": None if several else row["rate_high"],
-        "unit": row["rate_unit"],
+        "rate": side.rate,
+        "rate_low": low,
+        "rate_high": high,
+        "unit": side.row["rate_unit"],
     }
 
 
-def switches(found: Sequence[Ablation]) -> Fragment:
+def switches(found: Sequence[Ablation]) -> Markup:
     """Return the table of all switches with their intervals."""
     rows = [
         {
             **(ratio_row(one.label, one.pair) or {}),
             **{"what": item.name, "name": one.words, "value": one.value, "other": one.other},
-            "run_id": one.pair.b[0].row["run_id"],
+            "run_id": one.pair.b.row["run_id"],
         }
         for item in found
         for one in item.switches
@@ -357,30 +352,12 @@ COMMIT_DIGITS = 12
 MOST_DIFFERENCES = 400  # rows of the table
 
 
-def runs_of(data: ReportData) -> tuple[Member, ...]:
-    """Return every run with a rate, and its record."""
-    return members(data, records(data))
-
-
-def pairs(items: Sequence[Member], a: str = "", b: str = "") -> tuple[Pair, ...]:
-    """Return the named pair, else every pair of platforms."""
-    if a or b:
-        found = named_pair(items, a, b)
-        return (found,) if found else ()
-    return tuple(platform_pairs(items))
-
-
-def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str = "") -> Fragment:
+def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
     """Return the verdict on each pair in words, or why nothing can be compared."""
     if found:
-        told = bullets(map(sentence, found))
         summary = f"{count(len(found), 'verdict')} in words"
-        return told if a or b else Fragment(folded(summary, told.html))
-    if a or b:
-        return paragraphs(
-            f"No run with a throughput is of {a or 'no name'} or of {b or 'no name'}."
-        )
-    known = sorted({platform_title(side_name(item.row)) for item in items})
+        return folded(summary, bullets(map(sentence, found)))
+    known = sorted({platform_title(side_name(row)) for row in rows})
     if not known:
         words = "No run has a rate and all that a comparison needs, so there is nothing to compare."
         return paragraphs(words)
@@ -394,25 +371,19 @@ def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str
 def sentence(pair: Pair) -> Markup:
     """Return what was compared and the verdict with its interval."""
     head = Markup("<strong>{}</strong> ({} against {}), {}: {}").format(
-        title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
+        bases.title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
     )
-    several = len({item.row["platform"] for item in (*pair.a, *pair.b)}) > 1
+    several = len({row["platform"] for row in pair.rows}) > 1
     known = len(pair.beside_the_gpu)
     many = count(known, "setting or version differs", "settings and versions differ")
     many = many if known else "nothing that was recorded differs"
     return head + (f" In addition to the GPU, {many}." if several else f" {many.capitalize()}.")
 
 
-def title(pair: Pair) -> str:
-    """Return the pair in words; a single rank has no layout and is named once."""
-    told, split = bases.title(pair), split_name(pair.a[0].row)
-    return told.removesuffix(f", {split}") if split[0].isdigit() else told
-
-
 def _verdict(pair: Pair) -> str:
     verdict = pair.verdict
     if verdict is None:
-        reasons = [item.row["interval_reason"] for item in (*pair.a, *pair.b) if not item.estimate]
+        reasons = [row["interval_reason"] for row in pair.rows if not estimate_of(row)]
         return f"no verdict. {reasons[0] if reasons and reasons[0] else 'A side has no interval.'}"
     low, high = verdict.low - 1, verdict.high - 1
     words = {
@@ -426,8 +397,8 @@ def _verdict(pair: Pair) -> str:
     return f"{words} {verdict.advice}" if verdict.advice else words
 
 
-def _runs(side: Repeats) -> Markup:
-    return Markup("{}, {}").format(in_words(shared_row(side)), _linked(side))
+def _runs(side: Configuration) -> Markup:
+    return Markup("{}, {}").format(in_words(side.row), _linked(side))
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -448,11 +419,11 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
 
     The parts of the work that all pairs share are left out. A narrow chart shows the end alone.
     """
-    works = [_work(pair.a[0].row) for pair in group]
+    works = [_work(pair.a.row) for pair in group]
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
     for pair, parts in zip(group, works, strict=True):
         ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
-        each = (str(shared_row(side)["name"]) for side in (pair.a, pair.b))
+        each = (str(side.row["name"]) for side in (pair.a, pair.b))
         bare = (name.partition(" [")[0] for name in each)  # the chart shows the source
         names = dict.fromkeys(f"{name} · ".removeprefix(ranks).removesuffix(" · ") for name in bare)
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
@@ -468,7 +439,7 @@ def _work(row: Row) -> tuple[str, ...]:
     return model_title(row["model"]), precision_title(row["precision"]) or "", length, ranks
 
 
-def differing(found: Sequence[Pair]) -> Fragment:
+def differing(found: Sequence[Pair]) -> Markup:
     """Return what differs between the sides of each pair, in addition to the GPU itself."""
     rows = (
         {**bases.named(pair), "name": one.name, "a": one.a, "b": one.b}
@@ -491,7 +462,7 @@ def _value(row: Row, side: str) -> str:
     return value[:COMMIT_DIGITS] if row["name"] == "git_commit" else titled(value)
 
 
-def against_best(data: ReportData) -> Fragment:
+def against_best(data: ReportData) -> Markup:
     """Return every configuration next to the fastest of its group, with the verdict on the two."""
     rows: list[dict[str, Any]] = []
     for _, runs in data.ranked.group_by("group", maintain_order=True):

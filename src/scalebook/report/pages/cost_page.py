@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,9 +18,9 @@ from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, share, table, text
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
+    by_cause,
     join,
     paragraphs,
     run_link,
@@ -90,7 +91,7 @@ def inputs_of(row: Row, stated: Stated) -> Inputs:
     return Inputs(**known, **found)
 
 
-def overview(data: ReportData, stated: Stated) -> Fragment:
+def overview(data: ReportData, stated: Stated) -> Markup:
     """Return what is stated, what is missing, and which run takes the least energy."""
     items = [Markup("{}").format(problem) for problem in stated.problems]
     if stated.shared or stated.platforms:
@@ -111,7 +112,7 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
         )
     items += _example(data)
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
-    return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
+    return bullets([*items, *energy_findings(data)]) + sample
 
 
 def _example(data: ReportData) -> Iterator[Markup]:
@@ -140,7 +141,7 @@ def _example(data: ReportData) -> Iterator[Markup]:
         )
 
 
-def calculator(data: ReportData, stated: Stated) -> Fragment:
+def calculator(data: ReportData, stated: Stated) -> Markup:
     """Return the form and the answers for its first run; the script follows the reader's inputs."""
     runs = choices(data)
     if not runs:
@@ -159,21 +160,19 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
         Markup('<th scope="col" data-key="{0}">{0}</th>').format(name)
         for name in ("Answer", "Value", "Unit", "Formula", "Why not")
     )
-    return Fragment(
-        Markup(
-            '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
-            '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
-            '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
-            '<tbody aria-live="polite">{}</tbody></table></div></div>'
-            '<script type="application/json">{}</script></div>'
-        ).format(
-            _menu("Run", "", runs, first=True),
-            _menu("Second platform (break-even)", "other_", runs, first=False),
-            Markup("").join(_field(name, first) for name in LABELS),
-            head,
-            body,
-            script_json(payload),
-        )
+    return Markup(
+        '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
+        '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
+        '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
+        '<tbody aria-live="polite">{}</tbody></table></div></div>'
+        '<script type="application/json">{}</script></div>'
+    ).format(
+        _menu("Run", "", runs, first=True),
+        _menu("Second platform (break-even)", "other_", runs, first=False),
+        Markup("").join(_field(name, first) for name in LABELS),
+        head,
+        body,
+        script_json(payload),
     )
 
 
@@ -241,7 +240,7 @@ def shown(value: Interval | None) -> str:
     return middle if value.exact else f"{middle} ({low} to {high})"
 
 
-def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
+def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
@@ -256,8 +255,8 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
     for pair in found:
-        verdict, row = pair.verdict, pair.a[0].row
-        if verdict is None or "cpu" in (row["platform"], pair.b[0].row["platform"]):
+        verdict, row = pair.verdict, pair.a.row
+        if verdict is None or "cpu" in (row["platform"], pair.b.row["platform"]):
             continue
         turned = verdict.turned
         factor = Interval(turned.low, turned.high, turned.ratio)
@@ -310,22 +309,14 @@ def energy_chart(data: ReportData) -> Figures | None:
     return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
 
 
-def device_findings(data: ReportData) -> Fragment:
+def device_findings(data: ReportData) -> Markup:
     """Return what held devices back: one sentence per cause, with the runs that it is true of."""
-    causes: dict[str, list[tuple[str, str]]] = {}
-    for run_id in data.completed["run_id"]:
-        for note in data.metrics[run_id].device_notes if run_id in data.metrics else ():
-            # the same sentence with other figures is the same cause
-            causes.setdefault(re.sub(r"[0-9][0-9,.]*", "#", note), []).append((run_id, note))
-    items: list[Markup] = []
-    for (first, note), *others in causes.values():
-        same = Markup(" The same holds, with other figures, for {}.")
-        rest = same.format(run_links(run_id for run_id, _ in others)) if others else ""
-        items.append(Markup("{}: {}{}").format(run_link(first), note, rest))
-    return bullets(items)
+    known = data.completed.select("device_notes", "run_id").drop_nulls().iter_rows()
+    said = ((note, run_id) for notes, run_id in known for note in json.loads(notes))
+    return bullets(Markup("{}: {}").format(run_links(ids), note) for note, ids in by_cause(said))
 
 
-def device_table(data: ReportData) -> Fragment:
+def device_table(data: ReportData) -> Markup:
     """Return what was read of the devices of each run with a throughput; nothing without any."""
     read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
     millijoules = 1e3 * pl.col("energy_joules_per_token")

@@ -9,7 +9,7 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import status_words
-from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.sections import jump_findings, loss_findings
@@ -121,7 +121,7 @@ def steady_windows(data: ReportData, runs: pl.DataFrame) -> pl.DataFrame:
     return window.group_by("run_id").agg(first=pl.col("step").min(), last=pl.col("step").max())
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return what the curves show: how runs ended, where they are steady, what grows."""
     if data.runs.is_empty():
         return paragraphs("No run could be read, so there is no curve.")
@@ -187,11 +187,11 @@ def _growing(data: ReportData) -> Iterator[Markup]:
         yield Markup("The peak memory still rose after the warm-up in {}.").format(join(told))
 
 
-def left_out(data: ReportData) -> Fragment:
+def left_out(data: ReportData) -> Markup:
     """Return which models have no curve here for lack of room; nothing where all have one."""
     names = [model for model, _ in _models(data)[MAX_MODELS:]]
     if not names:
-        return Fragment(Markup(""))
+        return Markup("")
     rest = [f"{len(names) - MAX_MODELS} more"] if len(names) > MAX_MODELS else []
     words = Markup("No room for the curves of {}: {}.")
     told = join([*names[:MAX_MODELS], *rest])

@@ -22,13 +22,12 @@ from scalebook.measure.economics import Inputs, answers
 from scalebook.measure.intervals import point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
-from scalebook.record import RunRecord
 from scalebook.report.base import comparisons, sections, versus
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import sentence as sentence_of_changes
-from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
-from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
+from scalebook.report.base.comparisons import Pair, platform_pairs, side_name
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
     brief,
@@ -70,24 +69,19 @@ class Front:
     data: ReportData
 
     @cached_property
-    def records(self) -> Mapping[str, RunRecord]:
-        """The records of all runs by id."""
-        return records(self.data)
-
-    @cached_property
-    def every(self) -> tuple[Member, ...]:
+    def every(self) -> tuple[Row, ...]:
         """Every run with a rate of which enough is known to set it against others."""
-        return members(self.data, self.records)
+        return comparisons.ranked(self.data)
 
     @cached_property
-    def chosen(self) -> tuple[Member, ...]:
+    def chosen(self) -> tuple[Row, ...]:
         """Whole models on accelerators; where there are none, what comes next to them."""
         return comparisons.comparable(self.every)
 
     @cached_property
     def runs_of_models(self) -> Counter[str]:
         """How many of the chosen runs each model has."""
-        return Counter(item.row["model"] for item in self.chosen)
+        return Counter(row["model"] for row in self.chosen)
 
     @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
@@ -97,9 +91,9 @@ class Front:
         Rates at two lengths are of two works, so the length with most precisions, then most runs,
         stands for a platform.
         """
-        rows, runs = [item.row for item in self.chosen], self.runs_of_models
+        runs = self.runs_of_models
         found: list[tuple[Configuration, ...]] = []
-        for same in alike(rows, lambda row: (side_name(row), row["model"])):
+        for same in alike(self.chosen, lambda row: (side_name(row), row["model"])):
             lengths = alike(same, sequence_words)
             shown = max(lengths, key=lambda rows: (len({r["precision"] for r in rows}), len(rows)))
             each = [best_of(one) for one in alike(shown, lambda row: row["precision"])]
@@ -131,10 +125,10 @@ class Front:
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Pairs of two platforms that did the same work, those of one configuration first."""
-        return tuple(platform_pairs(self.chosen))
+        return platform_pairs(self.chosen)
 
 
-def screen(data: ReportData) -> Fragment:
+def screen(data: ReportData) -> Markup:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
@@ -143,19 +137,17 @@ def screen(data: ReportData) -> Fragment:
             lost[0] = Markup("Without a result: {}").format(lost[0])
         return paragraphs(*_nothing(data), *lost, *changed(data), style="sb-headline")
     asked = studies(data)
-    whole = {item.row["run_id"] for item in front.chosen}
+    whole = {row["run_id"] for row in front.chosen}
     aside = Markup("").join(
         Markup('<h3>{}</h3><div data-answer="{}"><p>{}</p></div>').format(
             title, key, join(sentences, Markup("</p><p>") if key == "next" else " ")
         )
         for key, title, sentences in _aside(front)
     )
-    return Fragment(
-        Markup(
-            '<div class="sb-front">{}<div class="cols"><div>{}</div>'
-            '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-        ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
-    )
+    return Markup(
+        '<div class="sb-front">{}<div class="cols"><div>{}</div>'
+        '<div class="side" role="complementary">{}</div></div>{}{}</div>'
+    ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
 
 
 def _nothing(data: ReportData) -> Iterator[Markup | str]:
@@ -223,7 +215,7 @@ def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
 
 def _comparable(front: Front) -> Iterator[Markup]:
     """Yield how the platforms compare at equal work, or why they cannot be compared yet."""
-    platforms = {side_name(item.row) for item in front.chosen}
+    platforms = set(map(side_name, front.chosen))
     if len(platforms) < 2:
         return
     known = comparisons.equal_work(front.pairs)
@@ -236,10 +228,10 @@ def _comparable(front: Front) -> Iterator[Markup]:
 
 def _ingested(front: Front) -> Iterator[Markup]:
     """Yield what the best ingested run reached, where measured ones are ranked without it."""
-    found = [item for item in front.every if item.row["source"] == "ingested"]
-    if found and front.chosen[0].row["source"] == "measured":
+    found = [row for row in front.every if row["source"] == "ingested"]
+    if found and front.chosen[0]["source"] == "measured":
         model = front.best[0][0].row["model"]
-        rows = [item.row for item in comparisons.comparable(found)]
+        rows = comparisons.comparable(found)
         best = best_of([row for row in rows if row["model"] == model] or rows)
         words = "Ingested runs are not ranked with measured ones: the best, {}, reached {}."
         yield Markup(words).format(on(best.row), linked(best, rate(best)))
@@ -248,8 +240,8 @@ def _ingested(front: Front) -> Iterator[Markup]:
 def _lengths(front: Front) -> str:
     """Return at which sequence lengths each platform ran."""
     found: dict[str, set[int]] = {}
-    for item in front.chosen:
-        found.setdefault(side_name(item.row), set()).add(item.row["sequence_length"])
+    for row in front.chosen:
+        found.setdefault(side_name(row), set()).add(row["sequence_length"])
     return "; ".join(
         f"{platform_title(name)}: sequence {listed([f'{one:,}' for one in sorted(lengths)])}"
         for name, lengths in sorted(found.items())
@@ -271,15 +263,13 @@ def _aside(front: Front) -> Iterator[Block]:
 
 def _certainty(front: Front) -> Iterator[Markup]:
     best = front.best[0][0]
-    rivals = [
-        one for one in _rivals(front, best) if _short(front, one.row) != _short(front, best.row)
-    ]
-    name, precision = _short(front, best.row), precision_title(best.row["precision"])
+    name, precision = _short(best.row), precision_title(best.row["precision"])
+    rivals = [one for one in _rivals(front, best) if _short(one.row) != name]
     where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
         yield Markup("Best layout on {}: only {} ran.").format(where, name)
     else:
-        other, against = _short(front, rivals[0].row), versus.verdict_on(best, rivals[0])
+        other, against = _short(rivals[0].row), versus.verdict_on(best, rivals[0])
         if against is None:
             words = "On {}, {} leads {} by {}; the second has too few steps for an interval."
             lead = percent(best.rate / rivals[0].rate - 1, 2)
@@ -291,7 +281,7 @@ def _certainty(front: Front) -> Iterator[Markup]:
             low, high = 100 * (against.low - 1), 100 * (against.high - 1)
             words = "Best layout on {}: decided, {} is {:.2g} to {} ahead of {}."
             yield Markup(words).format(where, name, low, quantity(high, "%", 2), other)
-    rates = configurations(item.row for item in front.chosen)
+    rates = configurations(front.chosen)
     without = sum(one.interval[0] is None for one in rates)
     words = "{} of {} {} too few steps for an interval."
     words = words if without else "Every rate has an interval."
@@ -320,9 +310,7 @@ def _jumps(front: Front) -> Iterator[Markup]:
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
     """Return the other configurations of the best run's work, the fastest first."""
     names = ("model", "platform", "source", "precision", "world_size", "sequence_length")
-    rows = [
-        item.row for item in front.chosen if all(item.row[n] == best.row[n] for n in names)
-    ]  # fmt: skip
+    rows = [row for row in front.chosen if all(row[n] == best.row[n] for n in names)]
     held = {row["run_id"] for row in best.every}
     return [one for one in configurations(rows) if one.row["run_id"] not in held]
 
@@ -348,12 +336,12 @@ def _memory(front: Front) -> Iterator[Markup]:
         one = smaller[0]
         against = versus.verdict_on(one, base)
         sure = "" if against is not None else " (no interval)"
-        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(front, one.row))
+        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(one.row))
         yield Markup(words).format(one.row["peak_memory_gib"], less, sure, layout)
 
 
-def _short(front: Front, row: Row) -> str:
-    return with_options(row, front.records[row["run_id"]])
+def _short(row: Row) -> str:
+    return with_options(row, row["record"])
 
 
 def _cost(front: Front) -> Iterator[Markup]:
@@ -428,14 +416,14 @@ def _layout(found: Candidate) -> str:
 
 
 def _missing(front: Front) -> Markup | None:
-    platforms = {side_name(item.row): item.row["platform"] for item in front.chosen}
+    platforms = set(map(side_name, front.chosen))
     decided = any(pair.verdict is not None for pair in front.pairs)
     if len(platforms) > 1 and not decided:
         first, *others = (ones[0].row for ones in front.best)
         second = next(row for row in others if side_name(row) != side_name(first))
         words = "Run {} at sequence {:,} on {}: it decides {} against {}."
         return Markup(words).format(
-            run_link(second["run_id"], _short(front, second)), second["sequence_length"],
+            run_link(second["run_id"], _short(second)), second["sequence_length"],
             platform_title(first["platform"]), platform_title(first["platform"]),
             platform_title(second["platform"]),
         )  # fmt: skip
@@ -444,20 +432,20 @@ def _missing(front: Front) -> Markup | None:
     against = versus.verdict_on(best, rivals[0]) if rivals else None
     if against is not None and against.word == "cannot tell" and against.advice:
         return Markup("{} {}").format(
-            f"{_short(front, best.row)} or {_short(front, rivals[0].row)}:", against.advice
+            f"{_short(best.row)} or {_short(rivals[0].row)}:", against.advice
         )
-    hollow = [one for one in configurations(i.row for i in front.chosen) if one.interval[0] is None]
+    hollow = [one for one in configurations(front.chosen) if one.interval[0] is None]
     if not hollow:
         return None
     next_one = min(hollow, key=lambda one: one.row["model"] != best.row["model"])
     what = f"{model_title(next_one.row['model'])} on {platform_title(next_one.row['platform'])}"
     words = "Run {} of {} with more steps: its rate has no interval."
-    return Markup(words).format(linked(next_one, _short(front, next_one.row)), what)
+    return Markup(words).format(linked(next_one, _short(next_one.row)), what)
 
 
 def _foreseen(front: Front, row: Row) -> Candidate | None:
     """Return the layout of the highest predicted rate at a run's work; None without evidence."""
-    config = config_of(front.records[row["run_id"]])
+    config = config_of(row["record"])
     if config is None or row["source"] != "measured" or row["platform"] == "cpu":
         return None
     rates, probes, _ = front.evidence
@@ -479,8 +467,8 @@ def _groups(front: Front) -> list[list[Row]]:
         firsts = [best.index(row["run_id"]) for row in rows if row["run_id"] in best]
         return place[rows[0]["model"]], min(firsts, default=len(best)), -len(rows)
 
-    rows = [item.row for item in front.chosen]
-    return sorted(alike(rows, lambda row: (row["model"], sequence_words(row))), key=order)
+    every = alike(front.chosen, lambda row: (row["model"], sequence_words(row)))
+    return sorted(every, key=order)
 
 
 def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[marks.Group]:
@@ -529,7 +517,7 @@ def _plot(front: Front) -> Markup:
         if row["model"] not in models
     ][:MOST_OTHERS]
     sentences = [Markup("Other models: {}.").format(join(said))] if said else []
-    rest = len(configurations(item.row for item in front.chosen))
+    rest = len(configurations(front.chosen))
     rest -= sum(not mark.predicted for mark in drawn)
     if rest > 0:
         words = '{} on <a href="throughput.html">the page of all runs</a>.'

@@ -14,7 +14,6 @@ from scalebook.facts.feasibility.known import PARTS
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, capacity
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     join,
@@ -105,7 +104,7 @@ def bars(data: ReportData) -> Figures | None:
     return charts.parts(found)
 
 
-def parts_table(data: ReportData) -> Fragment:
+def parts_table(data: ReportData) -> Markup:
     """Return prediction and measurement of each run in numbers, with the difference."""
     found: list[dict[str, Any]] = []
     for row in data.runs.iter_rows(named=True):
@@ -134,7 +133,7 @@ def _signed(row: Row) -> str:
     return number(value) if value is None or value <= 0 else f"+{number(value)}"
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return how far prediction and measurement are apart, and what ran out of memory."""
     return bullets([*_agreement(data), *_ran_out(data), *_unknown(data)])
 
@@ -220,9 +219,9 @@ def _unknown(data: ReportData) -> Iterator[Markup]:
         )
 
 
-def empty_note(data: ReportData) -> Fragment:
+def empty_note(data: ReportData) -> Markup:
     """Return a sentence where there is no run at all."""
-    return paragraphs("No run could be read.") if data.runs.is_empty() else Fragment(Markup(""))
+    return paragraphs("No run could be read.") if data.runs.is_empty() else Markup("")
 
 
 _SHARDED = {"none": "no sharding", "optimizer": "sharded optimizer", "full": "fully sharded"}
@@ -331,7 +330,7 @@ def _title(cell: Row) -> str:
     return ", ".join(parts) + (f"; {number(room)} GB per device" if room else "")
 
 
-def map_findings(data: ReportData) -> Fragment:
+def map_findings(data: ReportData) -> Markup:
     """Return what the maps know and from where, one sentence per map whose verdicts differ."""
     none = "No run shows whether its configuration fits, so there is no map."
     return bullets(_sentences(data), empty=none)
@@ -360,7 +359,7 @@ def _out(out: pl.DataFrame) -> Markup:
     return Markup(" Memory runs out at {}{}.").format(join(named, "; "), more)
 
 
-def cells_table(data: ReportData) -> Fragment:
+def cells_table(data: ReportData) -> Markup:
     """Return every cell of every map, with what it rests on."""
     cells = data.feasibility
     columns = (
@@ -387,4 +386,4 @@ def cells_table(data: ReportData) -> Fragment:
     if cells.height <= MOST_ROWS:
         return shown
     words = f"The first {MOST_ROWS:,} of {cells.height:,} cells; 'scalebook feasibility' has all."
-    return Fragment(paragraphs(words, style="note").html + shown.html)
+    return paragraphs(words, style="note") + shown

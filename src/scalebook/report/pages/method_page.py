@@ -22,16 +22,15 @@ from scalebook.record import RunRecord
 from scalebook.report.base.frames import VERSIONS, ReportData, flat, records, versions
 from scalebook.report.base.html_tables import PLATFORM, RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
-    callout,
     code,
     join,
     opened,
     paragraphs,
     run_link,
     run_links,
+    unreadable,
 )
 from scalebook.report.base.naming import fact_words, typed
 from scalebook.report.base.quantities import NONE, count
@@ -66,13 +65,13 @@ FORMULAS = {
 }
 
 
-def formula(name: str) -> Fragment:
+def formula(name: str) -> Markup:
     """Return a formula in the middle of a line of its own."""
     template = '<div class="formula"><math display="block">{}</math></div>'
-    return Fragment(Markup(template.format(FORMULAS[name])))
+    return Markup(template.format(FORMULAS[name]))
 
 
-def conventions(data: ReportData) -> Fragment:
+def conventions(data: ReportData) -> Markup:
     """Return what each FLOPs convention counts, the default first."""
     used = set(_used(data))
     ordered = sorted(CONVENTIONS.items(), key=lambda item: item[0] != DEFAULT_CONVENTION)
@@ -81,10 +80,10 @@ def conventions(data: ReportData) -> Fragment:
         row.format(name, " (used in this report)" * (name in used), typed(words))
         for name, words in ordered
     )
-    return Fragment(Markup('<dl class="terms">{}</dl>').format(terms))
+    return Markup('<dl class="terms">{}</dl>').format(terms)
 
 
-def peaks(data: ReportData) -> Fragment:
+def peaks(data: ReportData) -> Markup:
     """Return the dense peaks of the catalog with their sources, those of these runs marked."""
     used = set(data.runs["accelerator"].drop_nulls())
     rows = [
@@ -102,7 +101,7 @@ def peaks(data: ReportData) -> Fragment:
     return table(rows, columns, "peaks")
 
 
-def windows(data: ReportData) -> Fragment:
+def windows(data: ReportData) -> Markup:
     """Return how many steps the runs of this report are averaged over."""
     judged = pl.col("steady").fill_null(value=False)
     steady, short = data.completed.filter(judged), data.completed.filter(~judged)
@@ -125,11 +124,11 @@ def _used(data: ReportData) -> Iterable[str]:
     return rated["flops_convention"].unique(maintain_order=True)
 
 
-def used_conventions(data: ReportData) -> Fragment:
+def used_conventions(data: ReportData) -> Markup:
     """Return which convention the rates of this report follow."""
     known = [code(name) for name in _used(data)]
     sentence = Markup("<p>Rates of this report follow {}.</p>").format(join(known))
-    return Fragment(sentence if known else Markup(""))
+    return sentence if known else Markup("")
 
 
 MOST_ROWS = 500
@@ -139,7 +138,7 @@ Records = Mapping[str, RunRecord]
 read = records  # of each run by its id
 
 
-def overview(data: ReportData, found: Records) -> Fragment:
+def overview(data: ReportData, found: Records) -> Markup:
     """Return how many runs, commits and images there are, and what could not be read."""
     if not found:
         return paragraphs("No run could be read, so there is nothing to trace.")
@@ -171,7 +170,7 @@ def overview(data: ReportData, found: Records) -> Fragment:
     return bullets(items)
 
 
-def runs(data: ReportData, found: Records) -> Fragment:
+def runs(data: ReportData, found: Records) -> Markup:
     """Return each run's command, versions, image, environment variables and commit."""
     folders = dict(data.runs.select("run_id", "folder").iter_rows())
     rows = (
@@ -190,8 +189,7 @@ def runs(data: ReportData, found: Records) -> Fragment:
     shown = table(data.with_work(rows), columns, "provenance")
     if len(found) <= MOST_ROWS:
         return shown
-    cut = paragraphs(f"The first {MOST_ROWS} of {len(found)} runs are shown.")
-    return Fragment(shown.html + cut.html)
+    return shown + paragraphs(f"The first {MOST_ROWS} of {len(found)} runs are shown.")
 
 
 def _known_commit(one: RunRecord) -> str | None:
@@ -239,7 +237,7 @@ def _again(row: Row) -> Markup | str:
     return code(row["again"]) if row["again"] else "no command of Scalebook made it"
 
 
-def links(found: Records) -> Fragment:
+def links(found: Records) -> Markup:
     """Return how the GPUs of each platform's runs are linked, and how many runs recorded it."""
     machines: dict[str, tuple[Any, str, list[str]]] = {}
     for run_id, one in found.items():
@@ -266,7 +264,7 @@ def links(found: Records) -> Fragment:
     return table(rows[:MOST_ROWS], columns, "links", empty=none)
 
 
-def unequal(found: Records) -> Fragment:
+def unequal(found: Records) -> Markup:
     """Return every version, device and variable that differs between the runs of one platform."""
     columns = (
         *(PLATFORM, text("name", "What", show=fact_words)),
@@ -300,7 +298,7 @@ def _values(group: list[RunRecord], name: str) -> str:
     return "; ".join(f"{words} ({count(many, 'run')})" for words, many in ranked)
 
 
-def otherwise(data: ReportData) -> Fragment:
+def otherwise(data: ReportData) -> Markup:
     """Return the runs whose trainer read back another setting than was asked for."""
     none = "Every measured run ran as requested, as far as its settings were read back."
     each = data.differences.items()
@@ -308,8 +306,7 @@ def otherwise(data: ReportData) -> Fragment:
     return bullets(said, empty=none)
 
 
-def broken(data: ReportData) -> Fragment:
+def broken(data: ReportData) -> Markup:
     """Return the run directories and lines that could not be read, each with the reason."""
-    if not data.problems:
-        return paragraphs("Every run directory could be read completely.")
-    return callout("Not readable", data.problems)
+    none = paragraphs("Every run directory could be read completely.")
+    return unreadable(data.problems) or none

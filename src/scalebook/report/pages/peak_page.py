@@ -12,7 +12,7 @@ from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData, capacity
-from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
+from scalebook.report.base.markup import Markup, bullets, run_links
 from scalebook.report.base.naming import model_title, platform_title, precision_title
 from scalebook.report.base.quantities import count, interval, percent, quantity, times
 from scalebook.report.base.sections import unranked
@@ -140,7 +140,7 @@ def spread(data: ReportData) -> Figure | None:
     return charts.spread(shown, runs["rate_unit"][0])
 
 
-def best_table(data: ReportData) -> Fragment:
+def best_table(data: ReportData) -> Markup:
     """Return the best configuration of each group with all its numbers."""
     runs = _by_use(best(data), data)
     columns = (
@@ -164,7 +164,7 @@ def _day(column: str) -> Callable[[Row], str]:
     return lambda row: Configuration((row,)).derived(row[column])
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return the best of each group, what it could do in a day, and the platforms compared."""
     runs = _by_use(best(data), data)
     if runs.is_empty():

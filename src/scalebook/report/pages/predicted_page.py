@@ -20,7 +20,7 @@ from scalebook.predict.known import configuration, known_rates, layout
 from scalebook.predict.model import Z90
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, share, table, text
-from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import precision_title, titled
 from scalebook.report.base.quantities import count, number, percent
 from scalebook.report.charts import Figure, Figures
@@ -64,7 +64,7 @@ def peaks(probe: Probe) -> Mapping[str, float]:
     return device.peak_tflops if device else {}
 
 
-def overview(probes: tuple[Probe, ...], data: ReportData) -> Fragment:
+def overview(probes: tuple[Probe, ...], data: ReportData) -> Markup:
     """Return what each probe found, and which probes did not complete or cannot be read."""
     found, problems = read_probes(data.folder)
     sentences = [sentence for probe in probes for sentence in _sentences(probe)]
@@ -101,7 +101,7 @@ def _sentences(probe: Probe) -> Iterator[Markup]:
         )
 
 
-def sweep(probes: tuple[Probe, ...]) -> Figures | Fragment:
+def sweep(probes: tuple[Probe, ...]) -> Figures | Markup:
     """Return a chart of square products by size for each probe."""
     squares = ([row for row in probe.sweep if row.m == row.n == row.k] for probe in probes)
     parts = (
@@ -111,13 +111,13 @@ def sweep(probes: tuple[Probe, ...]) -> Figures | Fragment:
     return Figures.of(parts) or paragraphs(NOTHING)
 
 
-def sustained(probes: tuple[Probe, ...]) -> Figures | Fragment:
+def sustained(probes: tuple[Probe, ...]) -> Figures | Markup:
     """Return a chart of one product over time for each probe."""
     parts = ((name(probe), over_time(row)) for probe in probes for row in probe.sustained)
     return Figures.of(parts) or paragraphs(NOTHING)
 
 
-def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
+def collectives(probes: tuple[Probe, ...]) -> Figures | Markup:
     """Return a chart of collectives by size for each probe and size of group."""
     parts = (
         (
@@ -130,7 +130,7 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
     return Figures.of(parts) or paragraphs(NOTHING)
 
 
-def summary(probes: tuple[Probe, ...]) -> Fragment:
+def summary(probes: tuple[Probe, ...]) -> Markup:
     """Return the best rate of each kind, one row per rate."""
     rows = [
         # products of Llama 3.1 8B, TP1, BF16
@@ -156,7 +156,7 @@ PRODUCTS = {
 }  # fmt: skip
 
 
-def layers(probes: tuple[Probe, ...]) -> Fragment:
+def layers(probes: tuple[Probe, ...]) -> Markup:
     """Return every product of the models' layers with its part of the dense peak."""
     rows = [_layer(probe, row) for probe in probes for row in probe.layers]
     columns = (
@@ -182,7 +182,7 @@ def _layer(probe: Probe, row: Any) -> dict[str, Any]:
     return {**row.model_dump(), **words, "probe": name(probe), "of_peak": of_peak}
 
 
-def links(probes: tuple[Probe, ...]) -> Fragment:
+def links(probes: tuple[Probe, ...]) -> Markup:
     """Return how the devices of each probe's node are linked, where a tool reported it."""
     rows = [
         {"probe": name(probe), "device": device, "links": " ".join(cells)}
@@ -193,7 +193,7 @@ def links(probes: tuple[Probe, ...]) -> Fragment:
     return table(rows, (*columns, *_machine(probes)), "probe-links", empty=NOTHING)
 
 
-def missing(probes: tuple[Probe, ...]) -> Fragment:
+def missing(probes: tuple[Probe, ...]) -> Markup:
     """Return what was not measured, and why."""
     return bullets(
         Markup("<strong>{}</strong>: {}").format(name(probe), titled(sentence))
@@ -300,7 +300,7 @@ def _grouped(parts: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def findings(ones: Sequence[Compared]) -> Fragment:
+def findings(ones: Sequence[Compared]) -> Markup:
     """Return how far predictions are off, and where most."""
     return bullets(_findings(ones))
 
@@ -367,7 +367,7 @@ def _values(one: Compared) -> dict[str, str]:
     return {"run_id": one.run_ids[0], "label": one.label, "platform": one.platform}
 
 
-def families(ones: Sequence[Compared]) -> Fragment:
+def families(ones: Sequence[Compared]) -> Markup:
     """Return the errors by kind of layout as a table."""
     rows = [
         {

@@ -38,14 +38,13 @@ from scalebook.report.base.html_tables import (
     text,
 )
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
-    callout,
     paragraphs,
     run_link,
     run_links,
     to_copy,
+    unreadable,
 )
 from scalebook.report.base.naming import convention_title, is_whole, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
@@ -158,7 +157,7 @@ def _device(row: Row) -> str:
     return known.name if known else str(row["accelerator"] or row["platform"])
 
 
-def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
+def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Markup:
     """Return how many results are comparable, where our best runs stand, and why others are out."""
     known = [row for row in others if row["tflops"] is not None]
     words = "{} of {} can be put on one axis: TFLOP/s per GPU by {}."
@@ -249,7 +248,7 @@ def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     return published_field(data, DEFAULT_CONVENTION)
 
 
-def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
+def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Markup:
     """Return the table of all comparable results, ours first."""
 
     def mfu(row: Row) -> Markup:
@@ -331,7 +330,7 @@ def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
     return tuple(found), tuple(problems)
 
 
-def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fragment:
+def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Markup:
     """Return how many claims hold, contradict and cannot be, one sentence per source."""
     own = any(path.is_file() for path in (runs / CLAIMS).glob("*"))
     words = (
@@ -342,9 +341,9 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
         "numbers into the folder claims next to the runs; 'scalebook audit --sample' prints one."
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
-    failed = callout("Not readable", problems).html
+    failed = unreadable(problems)
     sample = to_copy(f"A file to copy: {CLAIMS}/slides.toml", SAMPLE)
-    return Fragment(bullets(items).html + failed + sample)
+    return bullets(items) + failed + sample
 
 
 def _sentence(one: Audit) -> Markup:
@@ -354,7 +353,7 @@ def _sentence(one: Audit) -> Markup:
     return Markup("<strong>{}</strong>: {}: {}.").format(one.claims.title, total, parts)
 
 
-def verdicts(found: Sequence[Audit]) -> Fragment:
+def verdicts(found: Sequence[Audit]) -> Markup:
     """Return the claims of each source by verdict."""
     rows: list[dict[str, Any]] = [{"title": one.claims.title, **one.counts()} for one in found]
     if len(rows) > 1:
@@ -367,7 +366,7 @@ def verdicts(found: Sequence[Audit]) -> Fragment:
     return table(rows, columns, "claims", empty="No file of claims could be read.")
 
 
-def contradictions(found: Sequence[Audit]) -> Fragment:
+def contradictions(found: Sequence[Audit]) -> Markup:
     """Return every claim that contradicts or cannot be, with the computed value."""
     rows = [_row(one, check) for one in found for check in one.checks if check.verdict in WRONG]
     columns = (
@@ -378,9 +377,8 @@ def contradictions(found: Sequence[Audit]) -> Fragment:
         text("why", "How", prose=True),
     )
     none = "No claim contradicts another number, the catalog or a limit."
-    cut = f"The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
-    shown = table(rows[:MOST_ROWS], columns, "contradictions", empty=none)
-    return Fragment(shown.html + paragraphs(cut).html) if cut else shown
+    cut = [f"The first {MOST_ROWS} of {len(rows)} are shown."] if len(rows) > MOST_ROWS else []
+    return table(rows[:MOST_ROWS], columns, "contradictions", empty=none) + paragraphs(*cut)
 
 
 def _row(one: Audit, check: Check) -> Row:

@@ -21,12 +21,11 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
-    callout,
     join,
     run_link,
+    run_links,
 )
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
@@ -129,16 +128,15 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if (known := [value for value in values if value is not None]) else None
 
 
-def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
+def failure_kinds(failed: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each kind of failure, the most frequent first: status, what happened, and its runs.
 
     Failures are of one kind where the trainer recorded the same cause. Where a record has none,
     only equal reasons are of one kind: no part of a sentence says what it has in common with
     another.
     """
-    no_failure = pl.col("status").is_in(("completed", "void"))
-    failed = list(runs.filter(~no_failure).iter_rows(named=True))
-    for same in sorted(alike(failed, _failure), key=lambda same: -len(same)):
+    kinds = alike(failed.iter_rows(named=True), _failure)
+    for same in sorted(kinds, key=lambda same: -len(same)):
         first = same[0]
         words = first["reason"] or first["cause"] or "no reason recorded"
         if len(same) > 1 and first["cause"]:
@@ -152,30 +150,29 @@ def _failure(run: Row) -> tuple[str, ...] | None:
     return (run["status"], "cause" if run["cause"] else "reason", what) if what else None
 
 
-NAMED_RUNS = 3  # links in a sentence; the table has all
-
-
-def statuses(data: ReportData) -> Fragment:
+def statuses(data: ReportData) -> Markup:
     """Return how the runs of the report ended, and what those that failed have in common."""
     counts = data.runs.group_by("status").len().sort("len", "status", descending=[True, False])
     ends = join(f"{n} {tables.status_words(status)}" for status, n in counts.iter_rows())
     first = Markup("{}: {}.").format(count(data.runs.height, "run"), ends)
-    return bullets([first, *map(_kind, failure_kinds(data.runs))])
+    return bullets([first, *failures(data)])
 
 
-def _kind(found: tuple[str, str, list[str]]) -> Markup:
-    status, stem, run_ids = found
-    more = f" and {len(run_ids) - NAMED_RUNS} more" if len(run_ids) > NAMED_RUNS else ""
-    return Markup("<strong>{}</strong>: {} ({}{}). {}.").format(
-        tables.status_words(status),
-        count(len(run_ids), "run"),
-        join(map(run_link, run_ids[:NAMED_RUNS])),
-        more,
-        stem,
-    )
+def failures(data: ReportData) -> Iterator[Markup]:
+    """Yield a sentence per kind of failure, and one of the configurations that were not tried."""
+    inferred = pl.col("source") == "inferred"
+    for status, words, run_ids in failure_kinds(data.unfinished.filter(~inferred)):
+        many, ended = count(len(run_ids), "run"), tables.status_words(status)
+        said = Markup("<strong>{}</strong>: {} ({}). {}.")
+        yield said.format(ended, many, run_links(run_ids), words)
+    skipped = data.unfinished.filter(inferred)["run_id"]
+    if len(skipped):
+        words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
+        many = count(len(skipped), "configuration was", "configurations were")
+        yield Markup(words).format(many, run_links(skipped))
 
 
-def checkpoint_findings(found: Reliability) -> Fragment:
+def checkpoint_findings(found: Reliability) -> Markup:
     """Return what checkpoints cost on each platform and in each mode, or how to measure it."""
     none = Markup(
         "No run saved a checkpoint. <code>scalebook run --set checkpoint_interval=10"
@@ -233,7 +230,7 @@ def checkpoint_chart(found: Reliability) -> Figure | None:
     )
 
 
-def checkpoint_table(found: Reliability) -> Fragment:
+def checkpoint_table(found: Reliability) -> Markup:
     """Return size, times and rates of each run's checkpoints."""
     columns = (
         *(tables.RUN, tables.RAN),
@@ -252,18 +249,13 @@ def checkpoint_table(found: Reliability) -> Fragment:
     return tables.table(found.saved, columns, "checkpoints", empty=none)
 
 
-def unreadable(found: Reliability) -> Fragment:
-    """Return the lines of checkpoints that could not be read; nothing where there are none."""
-    return callout("Not readable", found.problems)
-
-
 PART_FIELDS = (
     "detection_seconds", "start_seconds", "build_seconds", "load_seconds", "step_seconds",
 )  # fmt: skip
 PART_LABELS = ("Notice", "Start", "Build", "Load", "First step")
 
 
-def findings(found: Reliability) -> Fragment:
+def findings(found: Reliability) -> Markup:
     """Return each drill in a sentence, or how to run one."""
     none = Markup(
         "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
@@ -349,7 +341,7 @@ def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
         begins = ends
 
 
-def table(found: Reliability) -> Fragment:
+def table(found: Reliability) -> Markup:
     """Return the timings of every drill."""
     columns = (
         *(tables.RUN, tables.RAN),

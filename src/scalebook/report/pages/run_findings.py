@@ -10,7 +10,6 @@ import polars as pl
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     by_cause,
@@ -24,13 +23,14 @@ from scalebook.report.base.naming import convention_title, in_words, precision_t
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
+from scalebook.report.pages.reliability_page import failures
 
 Row = Mapping[str, Any]
 Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
 SHORT = 7  # digits of a commit
 
 
-def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterator[Markup]:
+def group_findings(runs: pl.DataFrame, commits: Commits) -> Iterator[Markup]:
     """Yield the winner of one group of comparable runs, and how far the others are behind.
 
     The repeats of a configuration count as one, with the rate of them all. ``commits`` are those of
@@ -59,7 +59,7 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
         second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
-    yield from _made_by((best, others[-1]), commits or {})
+    yield from _made_by((best, others[-1]), commits)
     yield from _largest_total(ranked, best)
 
 
@@ -163,7 +163,7 @@ def named(one: Configuration) -> Markup:
     return Markup(words).format(in_words(one.row), ids, left_out)
 
 
-def failed(data: ReportData) -> Fragment:
+def failed(data: ReportData) -> Markup:
     """Return the runs that gave no result, each with its reason and the end of its log."""
 
     def tail(row: Row) -> Markup:
@@ -182,10 +182,7 @@ def failed(data: ReportData) -> Fragment:
     return tables.table(reasons.iter_rows(named=True), columns, "failed", empty=none)
 
 
-FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
-
-
-def folded(data: ReportData) -> Fragment:
+def folded(data: ReportData) -> Markup:
     """Return what is behind the first screen: findings, warnings, runs, those without a result."""
     folds = (
         ("Findings, group by group", findings(data)),
@@ -194,27 +191,38 @@ def folded(data: ReportData) -> Fragment:
         ("Runs without a result", failed(data)),
     )
     rest = Markup("").join(
-        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one.html)
+        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one)
         for title, one in folds
-        if one.html
+        if one
     )
-    return Fragment(Markup("<h2>Behind these answers</h2>{}").format(rest))
+    return Markup("<h2>Behind these answers</h2>{}").format(rest)
 
 
-def findings(data: ReportData) -> Fragment:
+def findings(data: ReportData) -> Markup:
     """Return the findings as a list: an item per group of comparable runs, losses, failures."""
     return bullets(_items(data))
 
 
-def _items(data: ReportData) -> list[Markup]:
-    groups = data.ranked.group_by("group", maintain_order=True)
+def winners(data: ReportData) -> Iterator[Markup]:
+    """Yield an item per group of comparable runs."""
     commits = _commits(data)
-    items = [join(group_findings(runs, commits), " ") for _, runs in groups]
+    for _, runs in data.ranked.group_by("group", maintain_order=True):
+        yield join(group_findings(runs, commits), " ")
+
+
+def throughput(data: ReportData) -> Markup:
+    """Return the winner of each group, and the runs that are not compared."""
+    none = "No run completed with a throughput."
+    return bullets([*winners(data), *unranked(data)], empty=none)
+
+
+def _items(data: ReportData) -> list[Markup]:
+    items = [*winners(data)]
     if data.completed.is_empty():
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
         items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
-    return [*items, *unranked(data), *failure_findings(data)]
+    return [*items, *unranked(data), *failures(data)]
 
 
 def _commits(data: ReportData) -> dict[str, str]:
@@ -224,34 +232,7 @@ def _commits(data: ReportData) -> dict[str, str]:
     return {run_id: commit for run_id, commit in known if isinstance(commit, str) and commit}
 
 
-def failure_findings(data: ReportData) -> Iterator[Markup]:
-    """Yield one sentence per kind of failure, with its runs and their reasons, and one of the rest.
-
-    The rest was not run: a smaller configuration had run out of memory.
-    """
-    inferred = pl.col("source") == "inferred"
-    for (status,), runs in data.unfinished.filter(~inferred).group_by(
-        "status", maintain_order=True
-    ):
-        if runs.height > FEW:
-            what = Markup("{}, with their reasons below").format(run_links(runs["run_id"]))
-        else:
-            each = runs.select("run_id", pl.col("reason").fill_null("no reason given")).iter_rows()
-            ended = (Markup("{} ({})").format(run_link(i), why.rstrip(".")) for i, why in each)
-            what = join(ended, "; ")
-        yield Markup("<strong>{} ended as {}</strong>: {}.").format(
-            count(runs.height, "run"), tables.status_words(str(status)), what
-        )
-    skipped = data.unfinished.filter(inferred)
-    if skipped.height:
-        ids = run_links(skipped["run_id"])
-        words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
-        yield Markup(words).format(
-            count(skipped.height, "configuration was", "configurations were"), ids
-        )
-
-
-def warnings(data: ReportData) -> Fragment:
+def warnings(data: ReportData) -> Markup:
     """Return what a reader must know before using a number; nothing where all is well."""
     return callout("Before you use these numbers", _warnings(data))
 
@@ -317,7 +298,7 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(count(changing.height, "run"), most, ids)
 
 
-def notes(data: ReportData) -> Fragment:
+def notes(data: ReportData) -> Markup:
     """Return the notes in the records of the runs; nothing where there are none."""
     said: dict[str, list[str]] = {}
     for run_id, sentences in data.notes.items():
@@ -325,8 +306,3 @@ def notes(data: ReportData) -> Fragment:
             said.setdefault(sentence(note), []).append(run_id)
     items = (Markup("{} ({})").format(note, run_links(run_ids)) for note, run_ids in said.items())
     return callout("Notes of the runs", items)
-
-
-def unreadable(data: ReportData) -> Fragment:
-    """Return the directories and lines that could not be read; nothing where there are none."""
-    return callout("Not readable", data.problems)

@@ -16,10 +16,10 @@ from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.html_tables import plain, share, text
 from scalebook.report.base.html_tables import table as html_table
-from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
+from scalebook.report.base.markup import Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.scaling_series import ScalingSeries
+from scalebook.report.base.scaling_series import ScalingSeries, point
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
 from scalebook.report.charts.css_charts import Dot
@@ -54,16 +54,7 @@ class Arm:
     @property
     def points(self) -> list[ScalingPoint]:
         """The runs as the scaling module takes them."""
-        return [
-            ScalingPoint(
-                row["world_size"],
-                row["tokens_per_second"],
-                nodes=min(max(row["nodes"] or 1, 1), row["world_size"]),
-                global_batch_size=row["global_batch_size"],
-                label=row["run_id"],
-            )
-            for row in self.runs
-        ]
+        return [*map(point, self.runs)]
 
     @property
     def sizes(self) -> list[int]:
@@ -126,7 +117,7 @@ def _layout(row: Row, kind: ScalingKind) -> str:
     return f"{split}, {batch / row['world_size']:g} samples per GPU and step"
 
 
-def findings(found: Sequence[ScalingSeries]) -> Fragment:
+def findings(found: Sequence[ScalingSeries]) -> Markup:
     """Return what the laws say, or why they say nothing, one sentence per set of runs."""
     laws = len(_with_law(found))
     words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
@@ -234,7 +225,7 @@ def figures(found: Sequence[ScalingSeries]) -> Figures | None:
     )
 
 
-def projections(found: Sequence[ScalingSeries]) -> Fragment:
+def projections(found: Sequence[ScalingSeries]) -> Markup:
     """Return what each law says of twice, four times, ... the largest size, or why not."""
     rows: list[dict[str, Any]] = []
     for arm, _ in _with_law(found):
@@ -281,7 +272,7 @@ def _charts(
     )
 
 
-def table(found: Sequence[ScalingSeries]) -> Fragment:
+def table(found: Sequence[ScalingSeries]) -> Markup:
     """Return speed-up and efficiency of every run of every series."""
     return tables.scaling(
         {**row, "series": one.group} for one in found for row in one.points.to_dicts()

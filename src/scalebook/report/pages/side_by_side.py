@@ -20,22 +20,18 @@ from scalebook.measure.economics import ANSWERS, Inputs, answer
 from scalebook.measure.intervals import Interval
 from scalebook.report.base.comparisons import (
     DIVISIONS,
+    MATCHED,
     Division,
-    Member,
     Pair,
     Sided,
     basis_rows,
     divided,
-    fastest,
-    mean_rate,
     pairs,
     ratio_cell,
-    shared_row,
     work,
 )
 from scalebook.report.base.html_tables import Column, Row, noted, table, text
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     join,
     paragraphs,
@@ -46,6 +42,7 @@ from scalebook.report.base.markup import (
 from scalebook.report.base.naming import (
     fact_words,
     in_words,
+    is_whole,
     model_title,
     platform_title,
     setting_words,
@@ -53,6 +50,7 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, count, number, percent
 from scalebook.report.base.stated import Stated
+from scalebook.report.base.versus import Configuration, best_of
 from scalebook.report.pages.cost_page import LABELS, inputs_of, shown, written
 from scalebook.settings import SETTINGS
 
@@ -81,7 +79,7 @@ class TwoSides:
     @property
     def matched(self) -> tuple[Pair, ...]:
         """The pairs of the same configuration on both sides."""
-        return tuple(one for one in self.pairs if one.kind == "matched configuration")
+        return tuple(one for one in self.pairs if one.kind == MATCHED)
 
     @property
     def best(self) -> tuple[Pair, ...]:
@@ -89,7 +87,7 @@ class TwoSides:
         return tuple(one for one in self.pairs if one.kind == "best against best")
 
 
-def panels(items: Sequence[Member]) -> list[TwoSides]:
+def panels(rows: Sequence[Row]) -> list[TwoSides]:
     """Return every choice that a reader has, the one to begin with first.
 
     That is the two platforms with the most matched pairs; with one platform, the next division of
@@ -97,9 +95,9 @@ def panels(items: Sequence[Member]) -> list[TwoSides]:
     """
     found: list[TwoSides] = []
     for by in DIVISIONS:
-        if len({by.side(item) for item in items} - {None}) < 2:
+        if len({*map(by.side, rows)} - {None}) < 2:
             continue  # the keys of ten thousand runs take seconds
-        every = divided(items, by)
+        every = divided(rows, by)
         least = sorted((len(one.runs) for one in every), reverse=True)[:MOST_SIDES]
         sides = [one for one in every if len(one.runs) >= least[-1]][:MOST_SIDES]
         of_it = [TwoSides(by, a, b, tuple(pairs(a, b))) for a, b in combinations(sides, 2)]
@@ -107,22 +105,20 @@ def panels(items: Sequence[Member]) -> list[TwoSides]:
     return found
 
 
-def chooser(items: Sequence[Member], stated: Stated) -> Fragment:
+def chooser(rows: Sequence[Row], stated: Stated) -> Markup:
     """Return the menus, the prices and every panel, all but the first hidden."""
-    found = panels(items)
+    found = panels(rows)
     if not found:
         return paragraphs("No two sides have runs that can be compared, so nothing can be chosen.")
     body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
     product = next(one for one in ANSWERS if one.name == PER_PRICE)
     formula = {name: getattr(product, name) for name in ("constant", "over", "under")}
-    return Fragment(
-        Markup(
-            '<div class="sb-versus"><div class="sb-inputs" role="group" '
-            'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
-            "These two are one and the same: choose two different ones.</p>"
-            '<script type="application/json">{}</script></div>'
-        ).format(_menus(found), _prices(items, stated), body, script_json(formula))
-    )
+    return Markup(
+        '<div class="sb-versus"><div class="sb-inputs" role="group" '
+        'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
+        "These two are one and the same: choose two different ones.</p>"
+        '<script type="application/json">{}</script></div>'
+    ).format(_menus(found), _prices(rows, stated), body, script_json(formula))
 
 
 def _menus(found: Sequence[TwoSides]) -> Markup:
@@ -138,9 +134,9 @@ def _menus(found: Sequence[TwoSides]) -> Markup:
     return Markup("").join(Markup(template).format(*menu) for menu in menus)
 
 
-def _prices(items: Sequence[Member], stated: Stated) -> Markup:
+def _prices(rows: Sequence[Row], stated: Stated) -> Markup:
     """Return a field for the price of each platform, as stated next to the runs."""
-    platforms = dict.fromkeys(item.row["platform"] for item in items)
+    platforms = dict.fromkeys(row["platform"] for row in rows)
     template = '<label>{}, {}<input type="text" data-price="{}" value="{}"></label>'
     known = {one: stated.of(one, PRICE) for one in platforms if one != "cpu"}
     return Markup("").join(
@@ -207,7 +203,7 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
     ends = (verdict.ratio, verdict.low, verdict.high)
     most = " The largest difference: {} is {:.3f} ({:.3f} to {:.3f}) times as fast as {}, {}, {}."
     return sentence + Markup(most).format(
-        names[0], *ends, names[1], model_title(pair.a[0].row["model"]), work(pair.a[0].row)
+        names[0], *ends, names[1], model_title(pair.a.row["model"]), work(pair.a.row)
     )
 
 
@@ -246,7 +242,7 @@ def _differing(one: TwoSides) -> Markup:
     more = [f"{len(rest) - MOST_WORDS} more"] if len(rest) > MOST_WORDS else []
     names = ", ".join([*map(fact_words, rest[:MOST_WORDS]), *more])
     also = f" Also, with the values in the records: {names}." if rest else ""
-    models = {(pair.a[0].row["model"], pair.b[0].row["model"]) for pair in one.pairs}
+    models = {(pair.a.row["model"], pair.b.row["model"]) for pair in one.pairs}
     unlike = any(a != b for a, b in models)
     note = " A token of each costs other FLOPs, so compare the MFU." if unlike else ""
     return Markup("{}.{}{}").format(first, also, note)
@@ -269,24 +265,23 @@ def _missing(one: TwoSides) -> Markup:
             work(row),
             IN[one.by.key].format(side),
         )
-        for runs, side in wanted[:MOST_MISSING]
-        for row in [runs[0].row]
+        for row, side in wanted[:MOST_MISSING]
     ]
     more = len(wanted) - MOST_MISSING
     end = f"; and {more} more." if more > 0 else "."
     return Markup("repeat {}{} Each makes a matched pair.").format(join(named, "; "), end)
 
 
-def _wanted(one: TwoSides) -> list[tuple[tuple[Member, ...], str]]:
+def _wanted(one: TwoSides) -> list[tuple[Row, str]]:
     """Return the fastest of each work that the other side did not run, and that side's name."""
     both = one.a.work.keys() & one.b.work.keys()
-    found: list[tuple[bool, bool, tuple[Member, ...], str]] = []
+    found: list[tuple[bool, bool, Row, str]] = []
     for own, other in ((one.a, one.b), (one.b, one.a)):
         for name, group in own.work.items():
-            runs = fastest(group)
-            if one.by.matched(runs[0]) not in other.matched:
-                found.append((name not in both, "@" in runs[0].row["model"], runs, other.name))
-    return [(runs, side) for *_, runs, side in sorted(found, key=lambda each: each[:2])]
+            row = best_of(group).row
+            if one.by.matched(row) not in other.matched:
+                found.append((name not in both, not is_whole(row), row, other.name))
+    return [(row, side) for *_, row, side in sorted(found, key=lambda each: each[:2])]
 
 
 def _table(one: TwoSides, stated: Stated) -> Markup:
@@ -309,23 +304,23 @@ def _table(one: TwoSides, stated: Stated) -> Markup:
     note = f"{count(more, 'more pair')} in the table of every comparison." if more > 0 else ""
     rows = (_row(pair, stated) for pair in one.pairs[:MOST_PAIRS])
     said = Markup('<p class="note">{}</p>').format(note) if note else Markup("")
-    return table(rows, columns, "side-by-side").html + said
+    return table(rows, columns, "side-by-side") + said
 
 
 def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     bases = {row["per"]: row for row in basis_rows(pair, stated)}
     watt, price = bases["watt"], bases["price"]
     a, b = (_priced(side, stated) for side in (pair.a, pair.b))
-    layouts = dict.fromkeys(in_words(shared_row(side)) for side in (pair.a, pair.b))
+    layouts = dict.fromkeys(in_words(side.row) for side in (pair.a, pair.b))
     return {
-        "what": f"{model_title(pair.a[0].row['model'])}, {work(pair.a[0].row)}",
+        "what": f"{model_title(pair.a.row['model'])}, {work(pair.a.row)}",
         "layouts": " against ".join(layouts),
-        "how": "matched" if pair.kind == "matched configuration" else "best",
-        "a": mean_rate(pair.a), "b": mean_rate(pair.b),
-        "runs_a": [item.row["run_id"] for item in pair.a],
-        "runs_b": [item.row["run_id"] for item in pair.b],
-        "ratio": mean_rate(pair.a) / mean_rate(pair.b), "verdict": pair.verdict,
-        "mfu_a": pair.a[0].row["mfu"], "mfu_b": pair.b[0].row["mfu"],
+        "how": "matched" if pair.kind == MATCHED else "best",
+        "a": pair.a.rate, "b": pair.b.rate,
+        "runs_a": [row["run_id"] for row in pair.a.runs],
+        "runs_b": [row["run_id"] for row in pair.b.runs],
+        "ratio": pair.a.rate / pair.b.rate, "verdict": pair.verdict,
+        "mfu_a": pair.a.row["mfu"], "mfu_b": pair.b.row["mfu"],
         "watt": watt["ratio"], "watt_ends": (watt["low"], watt["high"]),
         "watt_reason": watt["reason"],
         "price_a": a.middle if a else None, "price_b": b.middle if b else None,
@@ -335,39 +330,39 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def side_inputs(side: Sequence[Member], stated: Stated) -> Inputs:
+def side_inputs(side: Configuration, stated: Stated) -> Inputs:
     """Return the inputs of the cost page for a side; of repeats the rate is that of all."""
-    row = side[0].row
+    row = side.row
     known = inputs_of(row, stated)
     low, high = row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"]
-    if len(side) > 1 and low and high:
-        mean = mean_rate(side) * row["tokens_per_second"] / row["rate"]
+    if len(side.runs) > 1 and low and high:
+        mean = side.rate * row["tokens_per_second"] / row["rate"]
         known = replace(known, tokens_per_second=Interval(low, high, mean))
     return known
 
 
-def _priced(side: Sequence[Member], stated: Stated) -> Interval | None:
-    if side[0].row["platform"] == "cpu":
+def _priced(side: Configuration, stated: Stated) -> Interval | None:
+    if side.row["platform"] == "cpu":
         return None
     return answer(PER_PRICE, side_inputs(side, stated)).value
 
 
-def _following(side: Sequence[Member], value: Interval | None) -> Markup:
+def _following(side: Configuration, value: Interval | None) -> Markup:
     """Return tokens per unit of currency, with what the script needs to follow a price."""
     known = side_inputs(side, Stated()).stated()
     names = ("tokens_per_second", "gpus")
     found = {name: known[name] for name in names if name in known}
     inputs = {name: (one.low, one.high, one.middle) for name, one in found.items()}
     template = '<span data-platform="{}" data-inputs="{}">{}</span>'
-    return Markup(template).format(side[0].row["platform"], json.dumps(inputs), shown(value))
+    return Markup(template).format(side.row["platform"], json.dumps(inputs), shown(value))
 
 
 def _price_ratio(pair: Pair, priced: Row) -> Markup:
     verdict = pair.verdict
-    ratio = mean_rate(pair.a) / mean_rate(pair.b)
+    ratio = pair.a.rate / pair.b.rate
     ends = (verdict.low, ratio, verdict.high) if verdict else (ratio, ratio, ratio)
     template = '<span data-platforms="{}" data-ratio="{}">{}</span>'
-    platforms = [side[0].row["platform"] for side in (pair.a, pair.b)]
+    platforms = [side.row["platform"] for side in (pair.a, pair.b)]
     told = NONE
     if priced["ratio"]:
         low, high = priced["low"] or priced["ratio"], priced["high"] or priced["ratio"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from scalebook import identity
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import TINY
 from scalebook.identity import alike
@@ -24,17 +25,15 @@ from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import versus
 from scalebook.report.base.comparisons import (
-    Member,
     comparable,
     equal_work,
-    members,
     platform_pairs,
+    ranked,
     ratio,
     side_name,
-    work_key,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
+from scalebook.report.base.markup import Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
     headed,
@@ -121,18 +120,13 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one study: those with a rate as members, all of them as rows."""
+    """The runs of one study: all of them as a frame, those with a rate as rows."""
 
     data: ReportData
     frame: pl.DataFrame
-    members: tuple[Member, ...]
-    every: Sequence[Member]  # of the report: equal work is looked for in all of them
+    rows: tuple[Row, ...]
+    every: Sequence[Row]  # of the report: equal work is looked for in all of them
     planned: bool = True
-
-    @property
-    def rows(self) -> list[Row]:
-        """The runs that have a rate."""
-        return [item.row for item in self.members]
 
     def dot(self, row: Row, name: str, value: float, ends: Ends, text: str) -> Dot:
         """Return the row of a chart that shows a value of a run, with the ends of its interval."""
@@ -142,8 +136,7 @@ class _Runs:
 
 def studies(data: ReportData) -> tuple[Study, ...]:
     """Return the studies of a report in the order of KINDS, those of plans first in each kind."""
-    held = records(data)
-    every = members(data, held)
+    held, every = records(data), ranked(data)
     planned: dict[tuple[str, str], list[RunRecord]] = {}
     for record in held.values():
         plan = record.schedule.get("plan")
@@ -174,7 +167,7 @@ def _committed() -> Mapping[str, tuple[str, str]]:
 
 
 def _planned(
-    data: ReportData, every: Sequence[Member], kind: str, plan: str, same: Sequence[RunRecord]
+    data: ReportData, every: Sequence[Row], kind: str, plan: str, same: Sequence[RunRecord]
 ) -> Study:
     run_ids = tuple(record.run_id for record in same)
     asked = [record.schedule.get("question") for record in same]
@@ -185,7 +178,7 @@ def _planned(
     return Study(kind, plan, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
 
 
-def _formed(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> Iterator[Study]:
+def _formed(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> Iterator[Study]:
     runs = replace(_chosen(data, every, run_ids), planned=False)
     for kind in FORMED:
         answer = _ANSWERS[kind](runs)
@@ -193,10 +186,10 @@ def _formed(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -
             yield Study(kind, "", QUESTIONS[kind], answer.run_ids, answer)
 
 
-def _chosen(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> _Runs:
+def _chosen(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> _Runs:
     wanted = set(run_ids)
     frame = data.runs.filter(pl.col("run_id").is_in(run_ids))
-    own = tuple(item for item in every if item.row["run_id"] in wanted)
+    own = tuple(row for row in every if row["run_id"] in wanted)
     return _Runs(data, frame, own, every)
 
 
@@ -256,9 +249,9 @@ def _equal_work(runs: _Runs, best: Sequence[Configuration]) -> tuple[bool, Marku
     Runs of no plan are compared as those of the first screen, which are all.
     """
     models = {one.row["model"] for one in best}
-    own = [item for item in runs.members if is_whole(item.row)] if runs.planned else []
-    every = [item for item in comparable(runs.every) if item.row["model"] in models]
-    known = ((items is own, equal_work(tuple(platform_pairs(items)))) for items in (own, every))
+    own = [*filter(is_whole, runs.rows)] if runs.planned else []
+    every = [row for row in comparable(runs.every) if row["model"] in models]
+    known = ((rows is own, equal_work(platform_pairs(rows))) for rows in (own, every))
     return next(((mine or not runs.planned, said) for mine, said in known if said), None)
 
 
@@ -307,9 +300,8 @@ def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
 
 def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnswer | None:
     """Answer which layout is fastest, at the work that most layouts did."""
-    works = alike(runs.members, _same_work)
-    found = [_per_layout([item.row for item in same], named) for same in works]
-    found = [ones for ones in found if len(ones) > 1]
+    each = (_per_layout(same, named) for same in alike(runs.rows, _same_work))
+    found = [ones for ones in each if len(ones) > 1]
     if not found:
         return None
     ones = max(found, key=_importance)
@@ -339,9 +331,9 @@ def _with_micro_batch(row: Row) -> str:
     return f"{split_name(row)}, micro batch {row['micro_batch_size']}"
 
 
-def _same_work(item: Member) -> tuple[str, str] | None:
-    work = work_key(item)
-    return None if work is None else (work, side_name(item.row))
+def _same_work(row: Row) -> tuple[str, str] | None:
+    work = identity.work(row["record"])
+    return None if work is None else (work, side_name(row))
 
 
 def _importance(ones: Sequence[Configuration]) -> tuple[bool, int, int, float]:
@@ -375,7 +367,7 @@ def _percent(verdict: Verdict | None) -> Ends:
 
 
 def _ablation(runs: _Runs) -> StudyAnswer | None:
-    found = ablations(runs.members)
+    found = ablations(runs.rows)
     if not found:
         return None
     chosen = max(found, key=lambda one: len(one.switches))
@@ -391,12 +383,12 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
     unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"
     drawn = [
-        runs.dot(one.pair.b[0].row, one.words.removeprefix("fused "), 100 * (worth.ratio - 1),
+        runs.dot(one.pair.b.row, one.words.removeprefix("fused "), 100 * (worth.ratio - 1),
                  _percent(worth), change(worth.ratio - 1))
         for one, worth in known[:MOST_ROWS]
     ]  # fmt: skip
-    ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
-    return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised[0].row["run_id"], *ids))
+    ids = [row["run_id"] for one in chosen.switches for row in one.pair.b.runs]
+    return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised.row["run_id"], *ids))
 
 
 def _options(chosen: Ablation) -> str:
@@ -608,12 +600,12 @@ _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
 }  # fmt: skip
 
 
-def page(data: ReportData) -> Fragment:
+def page(data: ReportData) -> Markup:
     """Return every study: its question, the answer, the chart, and its runs in a folded table."""
     found = studies(data)
     if not found:
         return paragraphs("No run answers a question yet. A plan with a kind asks one.")
-    return Fragment(Markup("\n").join(_section(data, i, one) for i, one in enumerate(found, 1)))
+    return Markup("\n").join(_section(data, i, one) for i, one in enumerate(found, 1))
 
 
 def _section(data: ReportData, number: int, one: Study) -> Markup:
@@ -627,6 +619,6 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
         '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
-        one.chart, count(len(one.run_ids), "run"), shown.html,
+        one.chart, count(len(one.run_ids), "run"), shown,
         origin, EVIDENCE[one.kind],
     )  # fmt: skip

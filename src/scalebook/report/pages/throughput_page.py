@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import polars as pl
@@ -12,11 +12,11 @@ from scalebook import predict
 from scalebook.facts.flops import DEFAULT_CONVENTION
 from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.measure.diagnosis import Diagnosis, Finding
+from scalebook.record import number_of, object_of, text_of
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import (
-    Fragment,
     Markup,
     bullets,
     by_cause,
@@ -95,7 +95,7 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
     )
 
 
-def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
+def causes_overview(found: Sequence[Diagnosis]) -> Markup:
     """Return the largest causes, each with its runs, and what more to measure."""
     sized = [one for one in found if one.findings and one.findings[0].step_fraction]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
@@ -124,7 +124,7 @@ def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     return Markup(words).format(name, count(len(runs), "run"), first, says, others)
 
 
-def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
+def causes(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return the table of causes by run, largest first, each with its size and what to try."""
     rows = [_row(one, cause) for one in found for cause in costly(one)]
     overlap = "estimated share of the step's time; causes may overlap"
@@ -149,7 +149,7 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
     }
 
 
-def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
+def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
     columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
@@ -159,7 +159,7 @@ def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
         return shown
     words = "{} recorded neither options nor a profile, so the rest of the step is not split: {}."
     said = Markup(words).format(count(len(silent), "run"), run_links(silent))
-    return Fragment(shown.html + paragraphs(said, style="note").html)
+    return shown + paragraphs(said, style="note")
 
 
 def _share_column(name: str, label: str) -> tables.Column:
@@ -192,16 +192,15 @@ _LARGEST = 1e15
 TITLE = "What the logs print next to our count"
 
 
-def ingested_overview(data: ReportData) -> Fragment:
+def ingested_overview(data: ReportData) -> Markup:
     """Return the heading and the findings; nothing where no run is ingested."""
     found = ingested_rows(data)
     if not found:
-        return Fragment(Markup(""))
-    heading = Markup('<h2 id="ingested">{}</h2>').format(TITLE)
-    return Fragment(heading + bullets(_findings(found)).html)
+        return Markup("")
+    return Markup('<h2 id="ingested">{}</h2>').format(TITLE) + bullets(_findings(found))
 
 
-def ingested_table(data: ReportData) -> Fragment:
+def ingested_table(data: ReportData) -> Markup:
     """Return one row per ingested run; nothing where there is none."""
     unit, median = "TFLOP/s per GPU", "at the median step, without the first record"
     fits = "the convention that gives what is printed"
@@ -231,35 +230,26 @@ def ingested_rows(data: ReportData) -> list[dict[str, Any]]:
 
 def _told(ingest: object) -> dict[str, Any]:
     """Return the fields of the table; whatever is not of its type in the record is missing."""
-    found = _mapping(ingest)
-    tflops = _mapping(found.get("tflops"))
+    found = object_of(ingest)
+    tflops = object_of(found.get("tflops"))
     warnings = found.get("warnings")
     said = [str(item) for item in cast(list[Any], warnings)] if isinstance(warnings, list) else []
     reason = tflops.get("reason")
     said = [*([] if reason is None else [f"No count of ours: {reason}"]), *said]
     return {
-        "family": _word(found.get("family")),
+        "family": text_of(found.get("family")),
         "logged": _amount(tflops.get("logged")),
-        "recounted": _amount(_mapping(tflops.get("recounted")).get(DEFAULT_CONVENTION)),
+        "recounted": _amount(object_of(tflops.get("recounted")).get(DEFAULT_CONVENTION)),
         "factor": _amount(tflops.get("logged_over_recounted")),
-        "fits": _word(tflops.get("convention_that_fits")),
+        "fits": text_of(tflops.get("convention_that_fits")),
         "sentences": said,
         "said": " ".join(said) or None,
     }
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
-
-
-def _word(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
 def _amount(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value < _LARGEST else None
+    found = number_of(value)
+    return found if found is not None and 0 < found < _LARGEST else None
 
 
 def _factor(row: Row) -> str:

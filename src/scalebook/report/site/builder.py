@@ -161,7 +161,8 @@ def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> Non
     size = path.stat().st_size
     if size <= most:
         return
-    pieces = re.split(r'<section class="page" id="page-([a-z_-]+)"', path.read_text("utf-8"))
+    pages, _, _ = path.read_text("utf-8").partition("</main>")  # scripts and data follow
+    pieces = re.split(r'<section class="page" id="page-([a-z_-]+)"', pages)
     sizes = dict(zip(pieces[1::2], map(len, pieces[2::2]), strict=True))
     largest = sorted(sizes, key=lambda slug: -sizes[slug])[:LARGEST_PAGES]
     named = ", ".join(f"{slug} ({sizes[slug] / 1e6:.1f} MB)" for slug in largest)

@@ -73,7 +73,7 @@ def _write_failure(target: Path, source: Path, words: str) -> None:
     """Write the page that stands for one that failed: its own title, and why it is missing."""
     titles = [cell for cell in notebook.read(source) if cell.kind == "raw"][:1]
     box = callout("This page could not be built", [words])
-    shown = notebook.NotebookCell("code", "", texts=(raw_block(str(box.html)),))
+    shown = notebook.NotebookCell("code", "", texts=(raw_block(box),))
     notebook.write(target, (*titles, shown))
 
 

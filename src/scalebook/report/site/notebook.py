@@ -160,8 +160,8 @@ def _prepared(
         )
         shown = replace(cell, texts=texts)
         is_figure = any(mark in text for text in texts for mark in FIGURE_MARKS)
-        # words in the place of a figure need no caption, and nobody needs the code of words
-        yield shown if is_figure else replace(shown, options=(("echo", False),))
+        # words in the place of a figure need neither a caption nor their code
+        yield shown if is_figure else replace(shown, options=())
 
 
 def _with_alt(text: str, cell: NotebookCell) -> str:

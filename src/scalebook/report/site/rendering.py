@@ -53,27 +53,32 @@ def render(
     A page with ``scripts`` of its own makes its title and charts by them. A ``body`` takes the
     place of what the cells show.
     """
-    numbers = dict(number_labels(cells))
-    facts = front_matter(cells)
-    shown = (block(cell, numbers) for cell in cells if cell.kind != "raw")
+    content = _content(page, cells)
+    charts = any("sb-chart" in text for cell in cells for text in cell.texts)
     return _template("page.html").render(
+        **content | ({"title": ""} if scripts else {}) | ({"blocks": [body]} if body else {}),
         page=page,
         menus=tuple(menus(pages)),
-        title="" if scripts else facts.get("title", page.title),
-        subtitle=facts.get("subtitle", ""),
-        has_charts=bool(scripts)
-        or any("sb-chart" in text for cell in cells for text in cell.texts),
+        has_charts=bool(scripts) or charts,
         scripts=scripts,
-        blocks=(body,) if body else tuple(shown),
         built=built,
     )
 
 
+def _content(page: Page, cells: Cells) -> dict[str, Any]:
+    """Return a page's title, its line below that, and what it shows of each cell."""
+    numbers, facts = dict(number_labels(cells)), front_matter(cells)
+    return {
+        "title": facts.get("title", page.title),
+        "subtitle": facts.get("subtitle", ""),
+        "blocks": [block(cell, numbers) for cell in cells if cell.kind != "raw"],
+    }
+
+
 def run_page(pages: Sequence[Page], built: str) -> str:
     """Return the page that shows the one run that its address names, by its own script."""
-    place = '<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>'
-    cell = NotebookCell("code", "", options=(("echo", False),), texts=(raw_block(place),))
-    return render((cell,), Page("", "run", "Run"), pages, built, "run.js")
+    place = Markup('<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>')
+    return render((), Page("", "run", "Run"), pages, built, "run.js", body=place)
 
 
 def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
@@ -122,12 +127,13 @@ def _slug(text: str) -> str:
 
 
 def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
-    """Return a code cell's outputs, with caption and anchor where it is a figure or a table."""
+    """Return a code cell's outputs; a figure or table has caption, anchor and its code, folded."""
     body = Markup("\n").join(output_html(text) for text in cell.texts)
     label = str(cell.option("label", ""))
-    if label in numbers:
-        body = _captioned(body, label, numbers[label], cell)
-    return body + _source(cell) if body else Markup("")
+    if not body or label not in numbers:
+        return body
+    code = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
+    return _captioned(body, label, numbers[label], cell) + code.format(cell.source)
 
 
 def output_html(text: str) -> Markup:
@@ -143,14 +149,6 @@ def _captioned(body: Markup, label: str, name: str, cell: NotebookCell) -> Marku
     caption = Markup("<figcaption><b>{}</b> {}</figcaption>").format(name, words)
     parts = (caption, body) if kind == "tbl" else (body, caption)
     return Markup('<figure id="{}" class="{}">{}{}</figure>').format(label, kind, *parts)
-
-
-def _source(cell: NotebookCell) -> Markup:
-    """Return the code of a cell, folded away; nothing where it asks not to be shown."""
-    if cell.option("echo") is False:
-        return Markup("")
-    template = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
-    return template.format(cell.source)
 
 
 INSTALL_QUARTO = "Install it from quarto.org, or use --renderer preview."
@@ -287,15 +285,9 @@ def _script_hash(script: str) -> str:
 
 def _section(page: Page, cells: Cells) -> dict[str, object]:
     """Return a page's title and blocks, its addresses made those of the one file."""
-    numbers = dict(number_labels(cells))
-    facts = front_matter(cells)
-    blocks = (block(cell, numbers) for cell in cells if cell.kind != "raw")
-    return {
-        "slug": page.slug,
-        "title": facts.get("title", page.title),
-        "subtitle": facts.get("subtitle", ""),
-        "blocks": [Markup(local_addresses(str(block), page.slug)) for block in blocks],
-    }
+    content = _content(page, cells)
+    blocks = [Markup(local_addresses(str(one), page.slug)) for one in content["blocks"]]
+    return {**content, "slug": page.slug, "blocks": blocks}
 
 
 def local_addresses(html: str, slug: str) -> str:

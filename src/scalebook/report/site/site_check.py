@@ -38,9 +38,7 @@ class _Scan(HTMLParser):
     assets: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
     row_files: list[str] = field(default_factory=list[str])
-    _inside: str = ""
-    _is_spec: bool = False
-    _is_rows: bool = False
+    _inside: str = ""  # an element, "spec" of a chart or "rows" of a long table
 
     def __post_init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -48,10 +46,9 @@ class _Scan(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note the element's id, address and words."""
         values = {name: value or "" for name, value in attrs}
-        self._inside, self._is_spec = tag, "sb-spec" in values.get("class", "")
-        self._is_rows = "sb-rows" in values.get("class", "")
+        self._inside = {"sb-spec": "spec", "sb-rows": "rows"}.get(values.get("class", ""), tag)
         if values.get("data-src"):
-            self._is_rows = False
+            self._inside = tag
             self.row_files.append(values["data-src"])
         if values.get("id"):
             # the anchors of runs are ours; a renderer may repeat one of its own
@@ -68,15 +65,15 @@ class _Scan(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """Leave the element."""
-        self._inside, self._is_spec, self._is_rows = "", False, False
+        self._inside = ""
 
     def handle_data(self, data: str) -> None:
         """Look into styles and chart specifications."""
         if self._inside == "style":
             self._style(data)
-        elif self._is_spec:
+        elif self._inside == "spec":
             self.problems += _spec_problems(data)
-        elif self._is_rows:
+        elif self._inside == "rows":
             # the rows of a long table that are made when they are shown
             self.ids.update(entry[1] for entry in json.loads(data) if entry[1])
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -72,26 +72,25 @@ TIMES = "%Y-%m-%dT%H:%M:%S%.3fZ"  # of UTC, in CSV
 
 def write_data(data: ReportData, folder: Path, cache: Path) -> None:
     """Write the tables of runs, steps and telemetry; ``cache`` belongs to these runs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(data.runs, folder / "runs.csv")
-    data.runs.write_parquet(folder / "runs.parquet")
-    data.steps.write_parquet(folder / "steps.parquet")
     content = telemetry(data, cache)
+    readings = pl.read_parquet(io.BytesIO(content))
+    _write(folder, "parquet", {"runs": data.runs, "steps": data.steps})
     (folder / "telemetry.parquet").write_bytes(content)
-    write_csv(pl.read_parquet(io.BytesIO(content)), folder / "telemetry.csv")
+    _write(folder, "csv", {"runs": data.runs, "telemetry": readings})
 
 
 def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
     """Write runs, steps and telemetry as ``csv`` or ``parquet``; return the files' names."""
+    readings = telemetry_frame(data.directories)
+    frames = {"runs": data.runs, "steps": data.steps, "telemetry": readings}
+    return _write(folder, kind, frames)
+
+
+def _write(folder: Path, kind: str, frames: Mapping[str, pl.DataFrame]) -> tuple[str, ...]:
     folder.mkdir(parents=True, exist_ok=True)
-    telemetry = telemetry_frame(data.directories)
-    frames = {"runs": data.runs, "steps": data.steps, "telemetry": telemetry}
     for name, frame in frames.items():
         path = folder / f"{name}.{kind}"
-        if kind == "csv":
-            write_csv(frame, path)
-        else:
-            frame.write_parquet(path)
+        write_csv(frame, path) if kind == "csv" else frame.write_parquet(path)
     return tuple(f"{name}.{kind}" for name in frames)
 
 
