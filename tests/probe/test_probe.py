@@ -38,7 +38,7 @@ from scalebook.measure.probes.topology import (
 from scalebook.probe import probing
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
-from scalebook.running.devices import detect
+from scalebook.running.devices import detect, sampler
 
 REQUEST = ProbeRequest(
     platform="h100", world_size=2, models=("tiny-llama",), seconds=1.0, sequence_length=128
@@ -467,21 +467,34 @@ def test_text_of_another_form_gives_no_links(text: str) -> None:
     assert parse_nvlink(text) == {}
 
 
-def test_clocks_and_power_of_rocm_are_read_by_any_of_their_names() -> None:
-    from scalebook.probe.measurement.probe_run import parse_rocm_samples
+@pytest.mark.parametrize(("hip", "vendor"), [(None, "nvidia"), ("7.0", "amd")])
+def test_clocks_and_power_are_those_that_the_sensor_of_a_run_reads(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, vendor: str
+) -> None:
+    from scalebook.probe.measurement import probe_run
 
-    card = {
-        "sclk clock speed:": "(2100Mhz)",
-        "mclk clock speed:": "(1300Mhz)",
-        "Current Socket Graphics Package Power (W)": "702.0",
-        "Temperature (Sensor junction) (C)": "61.0",
-    }
-    (found,) = parse_rocm_samples(json.dumps({"card1": card, "system": {}}), "loaded")
-    assert (found.device, found.clock_mhz, found.power_watts) == (1, 2100.0, 702.0)
-    assert found.temperature_celsius == 61.0
-    (empty,) = parse_rocm_samples('{"card0": {}}', "idle")
-    assert empty.clock_mhz is None
-    assert parse_rocm_samples("not json", "idle") == parse_rocm_samples("[]", "idle") == []
+    class Reader:
+        def read(self) -> list[dict[str, Any]]:
+            return [{"gpu": 1, "clock_mhz": 2100.0, "power_watts": 702.0}]
+
+        def devices(self) -> list[dict[str, Any]]:
+            return [{"gpu": 1, "max_clock_mhz": 2100.0}]
+
+        def close(self) -> None:
+            pass
+
+    opened: list[str] = []
+    monkeypatch.setattr(sampler, "open_sensor", lambda name, *_: opened.append(name) or Reader())
+    assert probe_run.samples("idle") == probe_run.limits() == []  # a CPU has no such reader
+    monkeypatch.setattr(probe_run.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(probe_run.torch.version, "hip", hip)
+    (found,) = probe_run.samples("loaded")
+    assert (found.device, found.moment, found.clock_mhz, found.power_watts) == (
+        1, "loaded", 2100.0, 702.0
+    )  # fmt: skip
+    assert found.temperature_celsius is None
+    assert probe_run.limits() == [{"gpu": 1, "max_clock_mhz": 2100.0}]
+    assert set(opened) == {vendor}
 
 
 def test_a_probe_in_words_names_what_was_left_out() -> None:

@@ -34,10 +34,10 @@ _SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short}
     "data_parallel_size": "dp"
 }
 LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
-READ_SECONDS = 2.0  # between two readings of the temperature: each starts a tool
+READ_SECONDS = 2.0  # between two readings of the temperature: each opens the driver
 POLL_SECONDS = 0.2
 NO_TEMPERATURE = (
-    "No temperature can be read here (nvidia-smi and amd-smi report none): the run did not wait. "
+    "No temperature can be read here (NVML and amdsmi report none): the run did not wait. "
     "Give seconds instead of a temperature, such as --cool-down 60s."
 )
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scalebook.config import RunConfig
@@ -114,11 +114,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def temperature_celsius(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return the temperature of the hottest visible GPU in °C, None where nothing reports it."""
     for vendor in ("nvidia", "amd"):
-        with (
-            suppress(SensorError),
-            closing(sampler.open_sensor(vendor, environment, None, 1.0)) as sensor,
-        ):
-            found = [row.get("temperature_celsius") for row in sensor.once()]
-            if known := [float(value) for value in found if value is not None]:
-                return max(known)
+        rows = sampler.asked(vendor, lambda sensor: sensor.read(), environment)
+        found = [float(row["temperature_celsius"]) for row in rows if "temperature_celsius" in row]
+        if found:
+            return max(found)
     return None
