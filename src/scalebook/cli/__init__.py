@@ -30,7 +30,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "probe": "machine", "image": "machine", "verify": "machine",
     },
     "run": {
-        "run": "runs", "resume": "runs", "status": "scheduler", "serve": "serve", "recover": "runs",
+        "run": "runs", "status": "scheduler", "serve": "serve", "recover": "runs",
         "drill": "runs",
     },
     "after a run": {

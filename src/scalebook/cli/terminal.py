@@ -40,17 +40,12 @@ class Subparsers:
         self.help: dict[str, str] = {}
 
     def add_parser(
-        self,
-        name: str,
-        handler: Callable[[argparse.Namespace], int],
-        *,
-        help: str,
-        aliases: Sequence[str] = (),
+        self, name: str, handler: Callable[[argparse.Namespace], int], *, help: str
     ) -> argparse.ArgumentParser:
         """Add a command, done by its handler and described by its help text; return its parser."""
-        self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
+        self.help[name] = help
         described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
-        parser = self._parsers.add_parser(name, aliases=aliases, description=described)
+        parser = self._parsers.add_parser(name, description=described)
         parser.set_defaults(handler=handler)
         return parser
 
