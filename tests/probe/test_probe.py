@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,14 @@ def write(runs: Path, *probes: Probe) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Probe]:
-    """Return a folder of runs with a probe by two processes, and the probe."""
+    """Return a folder of runs with a probe by two processes, which lack Megatron, and the probe."""
     runs = tmp_path_factory.mktemp("runs")
     asked = probing.request("cpu", world_size=2, models=("tiny-llama@1",), seconds=1.5)
-    return runs, probing.probe(asked, str(runs))
+    lacking = tmp_path_factory.mktemp("lacking")
+    (lacking / "megatron.py").write_text("raise ImportError('Megatron-Core is not installed')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(lacking), prepend=os.pathsep)
+        return runs, probing.probe(asked, str(runs))
 
 
 def test_a_probe_on_the_cpu_measures_products_copies_and_collectives(
