@@ -175,6 +175,14 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
         probing.request("h100", world_size=3)
 
 
+def test_more_processes_than_a_cpu_can_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "detect", lambda: detect.Machine("cpu", None, 0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert probing.request("cpu", world_size=16).world_size == 16
+    with pytest.raises(LaunchError, match=r"2 cores can share\. Use at most 16"):
+        probing.request("cpu", world_size=17)
+
+
 def test_a_request_that_is_no_request_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

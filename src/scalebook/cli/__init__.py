@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO, cast
 from scalebook import __version__
 from scalebook.cli.terminal import Subparsers, VisibleText
 from scalebook.errors import ScalebookError, unknown
+from scalebook.settings import SETTINGS
 
 # Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
 # command that is asked for is imported, and it imports what a command needs only when it runs:
@@ -67,8 +68,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""
-        if message.startswith("unrecognized") and Path(message.rsplit(maxsplit=1)[-1]).is_dir():
-            message += " (a folder of runs is given with --runs)"
         self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
 
 
@@ -126,7 +125,7 @@ def _run(arguments: Sequence[str]) -> int:
     options, left = parser.parse_known_args(rest)
     if left:
         parser.prog += f" {options.command}"  # whose help lists what is known
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        parser.error(f"unrecognized arguments: {' '.join(left)}{_hint(left, options)}")
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does
@@ -146,6 +145,18 @@ def _run(arguments: Sequence[str]) -> int:
         shows = options.command in SHOWING or getattr(options, "dry_run", False)
         return _without_output(error, code, shows)
     return code
+
+
+def _hint(left: Sequence[str], options: argparse.Namespace) -> str:
+    """Return in brackets how the command takes what it did not recognise; empty if it does not."""
+    name = left[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    if Path(left[-1]).is_dir() and hasattr(options, "runs"):
+        return " (a folder of runs is given with --runs)"
+    if left[-1].endswith(".toml") and hasattr(options, "plan"):
+        return " (a plan is given with --plan)"
+    if name in SETTINGS and hasattr(options, "fields"):
+        return f" (a setting without a flag is given with --set {name}=VALUE)"
+    return ""
 
 
 def _without_output(error: OSError, code: int | None, shows: bool) -> int:
