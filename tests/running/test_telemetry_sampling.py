@@ -267,9 +267,11 @@ def test_where_nothing_can_be_read_the_file_says_why(tmp_path, platform, variabl
 
 
 def test_each_node_writes_a_file_of_its_own(tmp_path):
-    assert telemetry.node_number({"SLURM_NODEID": "3"}) == 3
-    assert telemetry.node_number({}) == 0
-    assert telemetry.file_of(tmp_path, 3).name == "telemetry.node3.jsonl"
+    off = {**os.environ, telemetry.PERIOD_VARIABLE: "0"}
+    with telemetry.sampling(tmp_path, small(**GPU_RUN), off, 3):
+        pass
+    (only,) = lines(tmp_path / "telemetry.node3.jsonl")
+    assert only["node"] == 3
 
 
 OWNER = """
@@ -343,7 +345,7 @@ def test_a_run_completes_and_is_recorded_when_its_sampler_is_killed(driver, tmp_
     start = telemetry._start
 
     def start_and_kill(*arguments: Any) -> Any:
-        process = start(tmp_path, small(**GPU_RUN), driver)
+        process = start(tmp_path, small(**GPU_RUN), driver, 0)
         assert process is not None
         process.kill()
         started.append(process)

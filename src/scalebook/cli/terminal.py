@@ -9,13 +9,13 @@ import json
 import math
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
 
 from scalebook import project, untrusted
 from scalebook.errors import RecordError, unknown
+from scalebook.running.console import width
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -404,19 +404,11 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     lines = (headers, *cut)
     columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(_width, column))
-        blanks = (" " * (most - _width(cell)) for cell in column)
+        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(width, column))
+        blanks = (" " * (most - width(cell)) for cell in column)
         pairs = zip(column, blanks, strict=True)
         columns.append([blank + cell if right else cell + blank for cell, blank in pairs])
     print("\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)))
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes; Chinese characters take two."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def show(

@@ -106,7 +106,7 @@ def _up(rows: int) -> str:
 
 def width(text: str) -> int:
     """Return the columns that a text takes on a terminal."""
-    return sum(map(_columns, text))
+    return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def cut(text: str, columns: int) -> str:

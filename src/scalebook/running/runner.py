@@ -111,7 +111,7 @@ def supervise(
     """
     run_id = finish_run.run_id(directory)
     began, kills_before = time.monotonic(), processes.memory_kills()
-    with telemetry.sampling(directory, config, environment):
+    with telemetry.sampling(directory, config, environment, node):
         log = finish_run.log_file(directory, node)
         marked = {**environment, processes.START: start}
         process = launch.guarded(run_id, GRACE_SECONDS, command, marked, log)

@@ -24,15 +24,6 @@ FILE = "telemetry.jsonl"
 PERIOD_SECONDS = 0.5
 PERIOD_VARIABLE = "SCALEBOOK_TELEMETRY_SECONDS"
 _END_SECONDS = 5.0  # the sampler ends within its period, unless its driver hangs
-_NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK", "NODE_RANK")
-
-
-def node_number(environment: Mapping[str, str]) -> int:
-    """Return which of a job's nodes this is; 0 where nothing says so."""
-    for name in _NODE_VARIABLES:
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 0
 
 
 def file_of(directory: Path, node: int) -> Path:
@@ -41,12 +32,14 @@ def file_of(directory: Path, node: int) -> Path:
 
 
 @contextmanager
-def sampling(directory: Path, config: RunConfig, environment: Mapping[str, str]) -> Generator[None]:
-    """Sample the devices of a run while the body runs.
+def sampling(
+    directory: Path, config: RunConfig, environment: Mapping[str, str], node: int = 0
+) -> Generator[None]:
+    """Sample the devices of a run on this node while the body runs.
 
     ``SCALEBOOK_TELEMETRY_SECONDS`` in the environment is the period; 0 samples nothing.
     """
-    process = _start(directory, config, environment)
+    process = _start(directory, config, environment, node)
     try:
         yield
     finally:
@@ -55,10 +48,10 @@ def sampling(directory: Path, config: RunConfig, environment: Mapping[str, str])
 
 
 def _start(
-    directory: Path, config: RunConfig, environment: Mapping[str, str]
+    directory: Path, config: RunConfig, environment: Mapping[str, str], node: int
 ) -> subprocess.Popen[bytes] | None:
     """Start the sampler; None, with the reason in the file, where there is nothing to read."""
-    vendor, node = catalog.platform(config.platform).vendor, node_number(environment)
+    vendor = catalog.platform(config.platform).vendor
     path, period = file_of(directory, node), PERIOD_SECONDS
     try:
         period = _period(environment)
