@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -356,6 +357,18 @@ def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, cap
         main(["list", str(tmp_path)])
     assert ended.value.code == 2
     assert "a folder of runs is given with --runs" in capsys.readouterr().err
+
+
+def test_a_full_disk_of_the_runs_is_not_taken_for_that_of_the_output(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("scalebook.running.finish_run.recover_all", full)
+    assert main(["recover", "--runs", str(tmp_path)]) == 2
+    said = "scalebook: No space left on device. Free some, or choose a folder on another disk.\n"
+    assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,10 @@ def _run(arguments: Sequence[str]) -> int:
             return 2
         if error.errno not in LOST_OUTPUT:
             raise
+        if error.errno == errno.ENOSPC and _prints():
+            advice = "Free some, or choose a folder on another disk"
+            print(f"scalebook: {error.strerror}. {advice}.", file=sys.stderr)
+            return 2
         shows = options.command in SHOWING or getattr(options, "dry_run", False)
         return _without_output(error, code, shows)
     return code
@@ -157,6 +161,15 @@ def _hint(left: Sequence[str], options: argparse.Namespace) -> str:
     if name in SETTINGS and hasattr(options, "fields"):
         return f" (a setting without a flag is given with --set {name}=VALUE)"
     return ""
+
+
+def _prints() -> bool:
+    """Return whether standard output takes what is still to be written to it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _without_output(error: OSError, code: int | None, shows: bool) -> int:
