@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from scalebook import __version__
-from scalebook.cli.terminal import Subparsers, VisibleText
+from scalebook.cli.terminal import LostOutputError, Subparsers, VisibleText
 from scalebook.errors import ScalebookError, unknown
 from scalebook.settings import SETTINGS
 
@@ -56,7 +56,6 @@ BAD_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP}
 )
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, full, no terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,19 +134,19 @@ def _run(arguments: Sequence[str]) -> int:
     except ScalebookError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 2
+    except LostOutputError as error:
+        shows = options.command in SHOWING or getattr(options, "dry_run", False)
+        return _without_output(error, code, shows)
     except OSError as error:
         if error.filename is not None and error.errno in BAD_PATH:
             name = str(error.filename)[:200]
             print(f"scalebook: {error.strerror}: {name}. Check the path.", file=sys.stderr)
             return 2
-        if error.errno not in LOST_OUTPUT:
-            raise
-        if error.errno == errno.ENOSPC and _prints():
+        if error.errno == errno.ENOSPC:
             advice = "Free some, or choose a folder on another disk"
             print(f"scalebook: {error.strerror}. {advice}.", file=sys.stderr)
             return 2
-        shows = options.command in SHOWING or getattr(options, "dry_run", False)
-        return _without_output(error, code, shows)
+        raise
     return code
 
 
@@ -163,23 +162,14 @@ def _hint(left: Sequence[str], options: argparse.Namespace) -> str:
     return ""
 
 
-def _prints() -> bool:
-    """Return whether standard output takes what is still to be written to it."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return False
-    return True
-
-
-def _without_output(error: OSError, code: int | None, shows: bool) -> int:
+def _without_output(error: LostOutputError, code: int | None, shows: bool) -> int:
     """Return the exit code of a command that could not print to its end.
 
     ``code`` is its own, None where it was not done.
     """
     # Python would try to write the rest, and complain once more, at its exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
+    if error.errno == errno.EPIPE:
         return code if code is not None else 0 if shows else 2
     print(f"scalebook: The output cannot be written: {error.strerror}.", file=sys.stderr)
     return 2 if code is None or shows else code

@@ -9,7 +9,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
 
@@ -327,10 +328,17 @@ def complain(problem: object) -> None:
     print(f"scalebook: {problem}", file=sys.stderr)
 
 
+class LostOutputError(OSError):
+    """What a command prints cannot be written: no reader, a full disk, no terminal."""
+
+
 class VisibleText:
     """A text stream whose reader sees what others wrote, and whose terminal does not obey it.
 
-    Everything but ``write`` is the stream's own; ``terminal`` is the stream.
+    Everything else is the stream's own; ``terminal`` is the stream.
+
+    Raises:
+        LostOutputError: the stream cannot be written.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -341,7 +349,21 @@ class VisibleText:
 
     def write(self, text: str) -> int:
         """Write a text; JSON stays the same value."""
-        return self.terminal.write(untrusted.visible(text))
+        with _lost_output():
+            return self.terminal.write(untrusted.visible(text))
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        with _lost_output():
+            self.terminal.flush()
+
+
+@contextmanager
+def _lost_output() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LostOutputError(error.errno, error.strerror) from None
 
 
 def plain(value: Any) -> Any:
