@@ -52,9 +52,9 @@ class ProbeProgress:
         shares = SHARES if self.here.size == 1 else {**SHARES, "collectives": COLLECTIVES}
         return self.seconds * shares[part] / sum(shares.values())
 
-    def budget(self, part: str, cases: int) -> Budget:
+    def budget(self, part: str) -> Budget:
         """Return the time of a part, from now on."""
-        return Budget(time.perf_counter() + self.share(part), cases, self.skipped)
+        return Budget(time.perf_counter() + self.share(part), self.skipped)
 
     def keep(self, **values: Any) -> None:
         """Write what has been found to the directory."""
@@ -81,16 +81,16 @@ def run(
     progress.keep()
     matmuls = _matmuls(request, progress)
     _sustained(matmuls, progress)
-    budget = progress.budget("copies", transfers.copy_cases(here))
-    progress.keep(copies=transfers.measured_copies(here, budget, progress.show))
+    found = transfers.measured_copies(here, progress.budget("copies"), progress.show)
+    progress.keep(copies=found)
     models = [catalog.model(name) for name in request.models]
     plain = [shape for shape in models if shape.mla is None]
-    budget = progress.budget("attention", compute.attention_cases(plain, here))
+    budget = progress.budget("attention")
     rows = compute.measured_attention(plain, request, here, budget, progress.show)
     here.barrier()
     progress.keep(attention=rows)
     if here.size > 1:
-        budget = progress.budget("collectives", transfers.collective_cases(here))
+        budget = progress.budget("collectives")
         progress.keep(collectives=transfers.measured_collectives(here, budget, progress.show))
     else:
         progress.skipped.append(Skipped(what="collectives", reason="one process has no peer"))
@@ -121,8 +121,7 @@ def _matmuls(request: ProbeRequest, progress: ProbeProgress) -> list[Matmul]:
     found: list[Matmul] = []
     parts = {"sweep": compute.sweep_cases(here), "models": compute.model_cases(request, here)}
     for part, members in parts.items():
-        cases = list(members)
-        budget = progress.budget(part, len(cases))
+        cases, budget = list(members), progress.budget(part)
         found += compute.measured_matmuls(cases, here, budget, progress.show)
         here.barrier()
         progress.keep(matmuls=found)
