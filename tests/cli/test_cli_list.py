@@ -359,6 +359,14 @@ def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, cap
     assert "a folder of runs is given with --runs" in capsys.readouterr().err
 
 
+def test_a_closed_output_is_nobody_to_print_for(tmp_path: Path) -> None:
+    write_run(tmp_path, "a")
+    command = [sys.executable, "-m", "scalebook", "list", "--runs", str(tmp_path)]
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closing, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_full_disk_of_the_runs_is_not_taken_for_that_of_the_output(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:

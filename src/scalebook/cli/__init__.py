@@ -106,8 +106,11 @@ def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
-    out, err = VisibleText(sys.stdout), VisibleText(sys.stderr)
-    with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nobody,  # who reads what is closed: >&-
+        redirect_stdout(cast("TextIO", VisibleText(sys.stdout or nobody))),
+        redirect_stderr(cast("TextIO", VisibleText(sys.stderr or nobody))),
+    ):
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         except KeyboardInterrupt:
