@@ -26,11 +26,6 @@ PERIOD_VARIABLE = "SCALEBOOK_TELEMETRY_SECONDS"
 _END_SECONDS = 5.0  # the sampler ends within its period, unless its driver hangs
 
 
-def file_of(directory: Path, node: int) -> Path:
-    """Return where a node writes its samples: on a shared file system each has its own file."""
-    return directory / (FILE if node == 0 else f"telemetry.node{node}.jsonl")
-
-
 @contextmanager
 def sampling(
     directory: Path, config: RunConfig, environment: Mapping[str, str], node: int = 0
@@ -52,7 +47,9 @@ def _start(
 ) -> subprocess.Popen[bytes] | None:
     """Start the sampler; None, with the reason in the file, where there is nothing to read."""
     vendor = catalog.platform(config.platform).vendor
-    path, period = file_of(directory, node), PERIOD_SECONDS
+    # on a shared file system each node has its own
+    path = directory / (FILE if node == 0 else f"telemetry.node{node}.jsonl")
+    period = PERIOD_SECONDS
     try:
         period = _period(environment)
         if vendor == "cpu":
