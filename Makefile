@@ -67,7 +67,7 @@ run: $(READY)  ## Train every configuration of a plan, then build the report
 	$(SCALEBOOK) run $(SELECT) --runs $(call q,$(RUNS)) $(ARGS)
 	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER))
 
-resume: run  ## The same: finished configurations are skipped
+resume: run  ## Another name of run: finished configurations are skipped
 
 report: $(VENV)/.report  ## Build the report from RUNS (no GPU, no torch; ONE_FILE=1: one HTML file for mail)
 	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)

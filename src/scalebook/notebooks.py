@@ -71,8 +71,8 @@ def validate(notebook: Path, parameters: Mapping[str, Any]) -> None:
             raise ConfigError(_unknown(notebook, name, types))
         if not fits(value, TYPES[types[name]]):
             raise ConfigError(
-                f"Parameter {name}={value!r} is a {type(value).__name__}; notebook "
-                f"{notebook.name} takes a {types[name]}."
+                f"Parameter {name}={value!r} is of type {type(value).__name__}; notebook "
+                f"{notebook.name} takes {types[name]}."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.cli import main
+from scalebook.cli import interchange, main
 from scalebook.record import RunRecord
+from scalebook.running import console
 
 FULL = Path("/dev/full")
 SETTINGS = {
@@ -355,6 +357,53 @@ def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, cap
         main(["list", str(tmp_path)])
     assert ended.value.code == 2
     assert "a folder of runs is given with --runs" in capsys.readouterr().err
+
+
+def test_a_closed_output_is_nobody_to_print_for(tmp_path: Path) -> None:
+    write_run(tmp_path, "a")
+    command = [sys.executable, "-m", "scalebook", "list", "--runs", str(tmp_path)]
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(closing, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_of_the_runs_is_not_taken_for_that_of_the_output(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("scalebook.running.finish_run.recover_all", full)
+    assert main(["recover", "--runs", str(tmp_path)]) == 2
+    said = "scalebook: No space left on device. Free some, or choose a folder on another disk.\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (["my.toml"], "a plan is given with --plan"),
+        (["--world-size", "2"], "--set world_size=VALUE"),
+        (["--strategy=tp"], "--set strategy=VALUE"),
+    ],
+)
+def test_an_argument_that_has_another_flag_is_answered_with_it(given, hint, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *given])
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_long_import_says_how_far_it_is(tmp_path: Path, capsys, monkeypatch) -> None:
+    log = Path(__file__).parents[1] / "logs" / "nanogpt.log"
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_bytes(log.read_bytes())
+    monkeypatch.setattr(interchange, "SHOW_SECONDS", 0)
+    monkeypatch.setattr(console, "PLAIN_SECONDS", 0)
+    assert main(["ingest", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("Files looked at: 1, now ")
+    assert said[-1] == f"Runs read: 1, now {tmp_path / 'b.log'}"
 
 
 def test_a_status_without_rows_says_how_many_runs_have_ended(tmp_path: Path, capsys) -> None:

@@ -109,7 +109,6 @@ def test_a_laptop_without_a_gpu_is_good():
         ("disk", {"runs_free": 2**20}, "problem"),
         ("disk", {"runs_free": None}, "unknown"),
         ("disk", {"runs_writable": False}, "problem"),
-        ("python", {"versions": {"python": "3.10.1"}}, "problem"),
         ("trainer", {"versions": {"python": "3.12"}}, "ok"),  # docker has the image
         ("trainer", {"versions": {"python": "3.12"}, "engines": {}}, "problem"),
         ("trainer", {"versions": {"python": "3.12"}, "inside": "docker"}, "problem"),

@@ -56,12 +56,12 @@ def test_right_parameters_pass():
     [
         ({"cuont": 2}, "no parameter 'cuont'. Did you mean 'count'?"),
         ({"zzz": 2}, "no parameter 'zzz'. It has: name, count, rate, flag."),
-        ({"count": "8"}, "Parameter count='8' is a str; .* takes a int"),
-        ({"count": True}, "Parameter count=True is a bool"),
-        ({"count": 1.0}, "Parameter count=1.0 is a float"),
-        ({"flag": 1}, "Parameter flag=1 is a int"),
-        ({"rate": "0.1"}, "Parameter rate='0.1' is a str"),
-        ({"name": 3}, "Parameter name=3 is a int"),
+        ({"count": "8"}, "Parameter count='8' is of type str; .* takes int"),
+        ({"count": True}, "Parameter count=True is of type bool"),
+        ({"count": 1.0}, "Parameter count=1.0 is of type float"),
+        ({"flag": 1}, "Parameter flag=1 is of type int"),
+        ({"rate": "0.1"}, "Parameter rate='0.1' is of type str"),
+        ({"name": 3}, "Parameter name=3 is of type int"),
     ],
 )
 def test_wrong_parameters_are_refused_before_anything_is_started(

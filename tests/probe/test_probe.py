@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from scalebook.measure.probes.topology import (
 from scalebook.probe import probing
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
-from scalebook.running.devices import detect
+from scalebook.running.devices import detect, sampler
 
 REQUEST = ProbeRequest(
     platform="h100", world_size=2, models=("tiny-llama",), seconds=1.0, sequence_length=128
@@ -77,10 +78,14 @@ def write(runs: Path, *probes: Probe) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Probe]:
-    """Return a folder of runs with a probe by two processes, and the probe."""
+    """Return a folder of runs with a probe by two processes, which lack Megatron, and the probe."""
     runs = tmp_path_factory.mktemp("runs")
     asked = probing.request("cpu", world_size=2, models=("tiny-llama@1",), seconds=1.5)
-    return runs, probing.probe(asked, str(runs))
+    lacking = tmp_path_factory.mktemp("lacking")
+    (lacking / "megatron.py").write_text("raise ImportError('Megatron-Core is not installed')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(lacking), prepend=os.pathsep)
+        return runs, probing.probe(asked, str(runs))
 
 
 def test_a_probe_on_the_cpu_measures_products_copies_and_collectives(
@@ -168,6 +173,14 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
     assert probing.request("h100").world_size == 2
     with pytest.raises(LaunchError, match="at most 2"):
         probing.request("h100", world_size=3)
+
+
+def test_more_processes_than_a_cpu_can_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "detect", lambda: detect.Machine("cpu", None, 0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert probing.request("cpu", world_size=16).world_size == 16
+    with pytest.raises(LaunchError, match=r"2 cores can share\. Use at most 16"):
+        probing.request("cpu", world_size=17)
 
 
 def test_a_request_that_is_no_request_is_one_line(
@@ -467,21 +480,34 @@ def test_text_of_another_form_gives_no_links(text: str) -> None:
     assert parse_nvlink(text) == {}
 
 
-def test_clocks_and_power_of_rocm_are_read_by_any_of_their_names() -> None:
-    from scalebook.probe.measurement.probe_run import parse_rocm_samples
+@pytest.mark.parametrize(("hip", "vendor"), [(None, "nvidia"), ("7.0", "amd")])
+def test_clocks_and_power_are_those_that_the_sensor_of_a_run_reads(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, vendor: str
+) -> None:
+    from scalebook.probe.measurement import probe_run
 
-    card = {
-        "sclk clock speed:": "(2100Mhz)",
-        "mclk clock speed:": "(1300Mhz)",
-        "Current Socket Graphics Package Power (W)": "702.0",
-        "Temperature (Sensor junction) (C)": "61.0",
-    }
-    (found,) = parse_rocm_samples(json.dumps({"card1": card, "system": {}}), "loaded")
-    assert (found.device, found.clock_mhz, found.power_watts) == (1, 2100.0, 702.0)
-    assert found.temperature_celsius == 61.0
-    (empty,) = parse_rocm_samples('{"card0": {}}', "idle")
-    assert empty.clock_mhz is None
-    assert parse_rocm_samples("not json", "idle") == parse_rocm_samples("[]", "idle") == []
+    class Reader:
+        def read(self) -> list[dict[str, Any]]:
+            return [{"gpu": 1, "clock_mhz": 2100.0, "power_watts": 702.0}]
+
+        def devices(self) -> list[dict[str, Any]]:
+            return [{"gpu": 1, "max_clock_mhz": 2100.0}]
+
+        def close(self) -> None:
+            pass
+
+    opened: list[str] = []
+    monkeypatch.setattr(sampler, "open_sensor", lambda name, *_: opened.append(name) or Reader())
+    assert probe_run.samples("idle") == probe_run.limits() == []  # a CPU has no such reader
+    monkeypatch.setattr(probe_run.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(probe_run.torch.version, "hip", hip)
+    (found,) = probe_run.samples("loaded")
+    assert (found.device, found.moment, found.clock_mhz, found.power_watts) == (
+        1, "loaded", 2100.0, 702.0
+    )  # fmt: skip
+    assert found.temperature_celsius is None
+    assert probe_run.limits() == [{"gpu": 1, "max_clock_mhz": 2100.0}]
+    assert set(opened) == {vendor}
 
 
 def test_a_probe_in_words_names_what_was_left_out() -> None:

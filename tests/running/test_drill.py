@@ -150,9 +150,9 @@ def test_the_rank_to_kill_is_one_of_this_start_of_the_run():
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, **rank})
     try:
         wait_for(lambda: processes.marked("id", "a"))
-        assert processes.rank_process("id", 1, 0, "a") == process.pid
-        assert processes.rank_process("id", 1, 0, "b") is None
-        assert processes.rank_process("id", 1, 1, "a") is None
+        assert processes.ranks("id", "a", 0) == {1: process.pid}
+        assert processes.ranks("id", "b", 0) == {}
+        assert processes.ranks("id", "a", 1) == {}
     finally:
         process.kill()
         process.wait()

@@ -1,8 +1,9 @@
 """kill -9 of anything in the middle of a plan: no finished run is lost, the broken one is told.
 
 Everything is real here (the command line, papermill, kernel, guard, torchrun, ranks) but the
-trainer, which writes the same files without torch. Where a test says so, a stand-in also starts
-the ranks: most of the time of such a run is torchrun's import.
+trainer, which writes the same files without torch. A stand-in starts the ranks of the runs that
+nothing happens to, and of all where a test says so: most of the time of such a run is torchrun's
+import.
 """
 
 from __future__ import annotations
@@ -69,7 +70,12 @@ class Plan:
         rest = (str(self.path), "--runs", str(self.runs), "--trainer", "fake_trainer")
         self.process = subprocess.Popen(
             (*command, *rest),
-            env=environment(stand_in=stand_in, FAKE_TRAINER=mode, FAKE_REPEAT=str(BROKEN)),
+            env=environment(
+                stand_in=True,
+                REAL_REPEAT="" if stand_in else str(BROKEN),
+                FAKE_TRAINER=mode,
+                FAKE_REPEAT=str(BROKEN),
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

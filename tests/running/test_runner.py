@@ -135,7 +135,8 @@ def test_a_request_to_stop_interrupts_the_run(tmp_path: Path):
     def ask() -> None:
         partial = wait_for(lambda: store.partial_directories(tmp_path))[0]
         wait_for((partial / "steps.jsonl").exists)
-        runner.request_stop(partial, "interrupted", "Somebody asked")
+        asked = {"status": "interrupted", "sentence": "Somebody asked"}
+        store.write_json(partial / runner.STOP_FILE, asked)
 
     thread = threading.Thread(target=ask)
     thread.start()

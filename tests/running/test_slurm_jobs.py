@@ -315,8 +315,8 @@ def test_following_ends_when_the_job_has_and_returns_its_record(tmp_path: Path):
         return current[0](command)
 
     shown = StringIO()
-    follower = watch.Follower(Console(shown), Stop(), ask, 0.0, lambda _: None)
-    results, why = follower.follow([submit.Submitted(entry(), partial, "7")])
+    submitted = [submit.Submitted(entry(), partial, "7")]
+    results, why = watch.follow(submitted, Console(shown), Stop(), ask, 0.0)
     assert why is None
     assert results[0].ended is not None and results[0].ended.status == "timeout"
     assert "running" in shown.getvalue()
@@ -328,8 +328,8 @@ def test_a_slurm_that_does_not_answer_is_not_followed_for_ever(
     monkeypatch.setattr(watch, "SILENT_SECONDS", -1.0)
     partial = waiting(tmp_path)
     silent = lambda _: CommandAnswer(None, "", "")  # noqa: E731
-    follower = watch.Follower(Console(StringIO()), Stop(), silent, 0.0, lambda _: None)
-    results, why = follower.follow([submit.Submitted(entry(), partial, "7")])
+    submitted = [submit.Submitted(entry(), partial, "7")]
+    results, why = watch.follow(submitted, Console(StringIO()), Stop(), silent, 0.0)
     assert why is not None and "Slurm has not answered" in why
     assert partial.is_dir() and results[0].ended is None
 

@@ -1,7 +1,7 @@
 """Sampling beside a run: what each reader of devices says, and that it never hurts or outlives it.
 
-No GPU is needed: NVML is a small C library of our own with the same functions, the vendors' tools
-are scripts, and amdsmi is a module with the functions that ours calls.
+No GPU is needed: NVML is a small C library of our own with the same functions, and amdsmi is a
+module with the functions that ours calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from training import FAKES, small, wait_for
 
 from scalebook.running import runner
 from scalebook.running.devices import nvml, sampler, sensor, telemetry
-from scalebook.running.devices.amd import AMDSMI, AMDSMITool
-from scalebook.running.devices.nvml import NvidiaSMITool, time_of
+from scalebook.running.devices.amd import AMDSMI
 from scalebook.running.devices.rapl import RAPL
 from scalebook.running.devices.sensor import SensorError
 
@@ -56,22 +55,6 @@ def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return {**os.environ, "LD_LIBRARY_PATH": str(library)}
-
-
-@pytest.fixture
-def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is searched first for commands."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return folder
-
-
-def script(folder: Path, name: str, text: str) -> None:
-    """Write an executable shell script."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -152,66 +135,6 @@ def test_a_driver_that_refuses_or_is_lost_is_a_reason_and_no_crash(driver, monke
         reader.read()
 
 
-SMI = """
-case "$*" in *clocks_event_reasons*) echo "Field is not a valid field to query."; exit 2;; esac
-case "$*" in
-*uuid*)
-  echo "0, GPU-aaaa, NVIDIA Stand-in, 700.00, 1980"
-  echo "1, GPU-bbbb, NVIDIA Stand-in, [N/A], [Not Supported]";;
-*loop-ms*)
-  while true; do
-    echo "STAMP, 1, [N/A], 51, [Not Supported], 3 %, 1024, 1410, [N/A], 0x0000000000000024"
-    sleep 0.05
-  done;;
-*) echo "STAMP, 1, 350.50, 51, 97, 40, 1024, 1410, 1593, 0x0000000000000000";;
-esac
-"""
-
-
-def test_nvidia_smi_is_read_defensively(bin_folder):
-    script(bin_folder, "nvidia-smi", SMI.replace("STAMP", "2020/11/26 13:48:11.412"))
-    reader = NvidiaSMITool({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, 1, 0.05)
-    assert reader.devices() == [{"gpu": 1, "name": "NVIDIA Stand-in"}]
-    (once,) = reader.once()
-    assert once["power_watts"] == 350.5
-    assert once["memory_used_gib"] == 1.0
-    assert abs(once["time"] - time.time()) < 60  # a stamp from years ago is another clock's
-    rows = wait_for(reader.read)
-    reader.close()
-    # What the tool does not tell is left out; "3 %" is no number where no unit was asked for.
-    assert {name: value for name, value in rows[0].items() if name != "time"} == {
-        "gpu": 1,
-        "temperature_celsius": 51.0,
-        "memory_used_gib": 1.0,
-        "clock_mhz": 1410.0,
-        "throttle_reasons": ["sw_power_cap", "sw_thermal_slowdown"],
-    }
-
-
-def test_a_stamp_of_nvidia_smi_is_local_time(monkeypatch):
-    stamp = "2026/11/27 23:45:33.730"
-    monkeypatch.setenv("TZ", "Asia/Kolkata")
-    time.tzset()
-    try:
-        utc = 1795803333.73  # 2026-11-27 18:15:33.730 UTC
-        assert time_of(stamp, utc + 3) == pytest.approx(utc)
-        assert time_of(stamp, utc + 7200) == utc + 7200
-        assert time_of("[N/A]", 12.0) == 12.0
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
-def test_a_tool_that_ends_by_itself_is_a_reason(bin_folder):
-    script(bin_folder, "short", "echo last words; exit 7")
-    stream = sensor.Stream(("short",))
-    assert wait_for(stream.lines) == ["last words"]
-    with pytest.raises(SensorError, match="code 7"):
-        wait_for(stream.lines)
-    with pytest.raises(SensorError, match="cannot be started"):
-        sensor.Stream(("no-such-tool-of-any-vendor",))
-
-
 def amdsmi_module(**more: Any) -> ModuleType:
     """Return a module with the functions of amdsmi for two MI300X, the second without most."""
     module: Any = ModuleType("amdsmi")
@@ -267,32 +190,6 @@ def test_amdsmi_tells_every_quantity_in_its_unit_and_which_limit_was_met(monkeyp
     assert second == {"gpu": 1, "memory_used_gib": 2.0}
     module.told["first"]["ppt_residency_acc"] = 11
     assert reader.read()[0]["throttle_reasons"] == ["ppt_power"]
-
-
-AMD_SMI = """
-case "$1" in
-list) echo "gpu,gpu_bdf,gpu_uuid"; echo "0,0000:05:00.0,u"; echo "1,0000:06:00.0,v";;
-monitor)
-  echo "timestamp,gpu,power_usage,hotspot_temperature,memory_temperature,gfx_clk,gfx,vram_used"
-  while true; do
-    echo "NOW,0,640,71,60,1310,99,1024"
-    echo "NOW,1,N/A,72,61,1305,N/A,1024"
-    sleep 0.05
-  done;;
-esac
-"""
-
-
-def test_amd_smi_monitor_is_read_with_the_reader_of_its_csv(bin_folder):
-    script(bin_folder, "amd-smi", AMD_SMI.replace("NOW", "1795803333"))
-    reader = AMDSMITool({"HIP_VISIBLE_DEVICES": "1"}, 1)
-    (row, *_) = reader.once()
-    reader.close()
-    assert row["gpu"] == 1
-    assert row["temperature_celsius"] == 72
-    assert row["clock_mhz"] == 1305
-    assert "power_watts" not in row
-    assert abs(row["time"] - time.time()) < 60
 
 
 def rapl_package(root: Path, energy: int) -> Path:
@@ -353,7 +250,7 @@ def test_a_driver_lost_in_the_middle_ends_the_samples_with_a_reason(driver, tmp_
 @pytest.mark.parametrize(
     ("platform", "variables", "reason"),
     [
-        ("h100", {}, "there is no NVIDIA driver; nvidia-smi is missing or fails"),
+        ("h100", {}, "there is no NVIDIA driver"),
         ("mi300x", {}, "amdsmi"),
         ("h100", {telemetry.PERIOD_VARIABLE: "0"}, "is 0"),
         ("h100", {telemetry.PERIOD_VARIABLE: "fast"}, "'fast' is not between"),
@@ -370,9 +267,11 @@ def test_where_nothing_can_be_read_the_file_says_why(tmp_path, platform, variabl
 
 
 def test_each_node_writes_a_file_of_its_own(tmp_path):
-    assert telemetry.node_number({"SLURM_NODEID": "3"}) == 3
-    assert telemetry.node_number({}) == 0
-    assert telemetry.file_of(tmp_path, 3).name == "telemetry.node3.jsonl"
+    off = {**os.environ, telemetry.PERIOD_VARIABLE: "0"}
+    with telemetry.sampling(tmp_path, small(**GPU_RUN), off, 3):
+        pass
+    (only,) = lines(tmp_path / "telemetry.node3.jsonl")
+    assert only["node"] == 3
 
 
 OWNER = """
@@ -412,20 +311,17 @@ def alive(process_id: int) -> bool:
 
 
 @pytest.mark.parametrize("victims", [("owner",), ("sampler",), ("sampler", "owner")])
-def test_no_kill_leaves_the_sampler_or_its_tool_behind(bin_folder, tmp_path, victims):
-    script(bin_folder, "nvidia-smi", SMI.replace("STAMP", "soon"))
+def test_no_kill_leaves_the_sampler_behind(driver, tmp_path, victims):
     command = (sys.executable, "-c", OWNER, str(tmp_path), str(Path(__file__).parents[1]))
-    environment = {**os.environ, telemetry.PERIOD_VARIABLE: "0.05"}
+    environment = {**driver, telemetry.PERIOD_VARIABLE: "0.05"}
     owner = subprocess.Popen(command, env=environment)
     try:
         wait_for(lambda: samples(tmp_path / telemetry.FILE))
         below = descendants(owner.pid)
         (reader,) = (pid for pid in below if b"scalebook.running.devices.sampler" in _command(pid))
-        tools_of_it = {pid for pid in below if b"nvidia-smi" in _command(pid)}
-        assert tools_of_it
         for name in victims:
             os.kill({"owner": owner.pid, "sampler": reader}[name], signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in {reader, *tools_of_it}))
+        wait_for(lambda: not alive(reader))
         if victims == ("sampler",):
             assert owner.poll() is None
     finally:
@@ -449,7 +345,7 @@ def test_a_run_completes_and_is_recorded_when_its_sampler_is_killed(driver, tmp_
     start = telemetry._start
 
     def start_and_kill(*arguments: Any) -> Any:
-        process = start(tmp_path, small(**GPU_RUN), driver)
+        process = start(tmp_path, small(**GPU_RUN), driver, 0)
         assert process is not None
         process.kill()
         started.append(process)
@@ -485,8 +381,6 @@ def test_a_slow_reading_leaves_samples_out_instead_of_piling_them_up(tmp_path, m
     assert all(wait >= 0 for wait in waits)
 
 
-def test_the_hottest_visible_gpu_tells_when_a_machine_has_cooled_down(driver, bin_folder):
+def test_the_hottest_visible_gpu_tells_when_a_machine_has_cooled_down(driver):
     assert telemetry.temperature_celsius({}) == 61
-    script(bin_folder, "nvidia-smi", "exit 1")
-    script(bin_folder, "amd-smi", "exit 1")
     assert telemetry.temperature_celsius({"CUDA_VISIBLE_DEVICES": "1"}) is None  # it has no sensor

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,16 @@ def test_no_module_of_a_gpu_run_imports_the_stand_ins(root: Path):
     }
     # __main__ imports them only after it has seen that the platform is cpu; pack trains nothing.
     assert importers == {"__main__.py", "pack.py"}
+
+
+def test_what_trains_on_a_cpu_loads_no_tracker_of_its_own(monkeypatch):
+    from scalebook.train import cpu
+
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with cpu.lean_import(), pytest.raises(ImportError):
+        import_module("wandb")
+    assert "wandb" not in sys.modules
+    monkeypatch.setitem(sys.modules, "wandb", json)  # as if a caller had loaded it
+    with cpu.lean_import():
+        assert import_module("wandb") is json
+    assert sys.modules["wandb"] is json

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from scalebook import __version__
-from scalebook.cli.terminal import Subparsers, VisibleText
+from scalebook.cli.terminal import LostOutputError, Subparsers, VisibleText
 from scalebook.errors import ScalebookError, unknown
+from scalebook.settings import SETTINGS
 
 # Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
 # command that is asked for is imported, and it imports what a command needs only when it runs:
@@ -30,7 +31,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "probe": "machine", "image": "machine", "verify": "machine",
     },
     "run": {
-        "run": "runs", "resume": "runs", "status": "scheduler", "serve": "serve", "recover": "runs",
+        "run": "runs", "status": "scheduler", "serve": "serve", "recover": "runs",
         "drill": "runs",
     },
     "after a run": {
@@ -55,7 +56,6 @@ BAD_PATH = frozenset(
     {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP}
 )
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, full, no terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +67,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""
-        if message.startswith("unrecognized") and Path(message.rsplit(maxsplit=1)[-1]).is_dir():
-            message += " (a folder of runs is given with --runs)"
         self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
 
 
@@ -108,8 +106,11 @@ def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
-    out, err = VisibleText(sys.stdout), VisibleText(sys.stderr)
-    with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nobody,  # who reads what is closed: >&-
+        redirect_stdout(cast("TextIO", VisibleText(sys.stdout or nobody))),
+        redirect_stderr(cast("TextIO", VisibleText(sys.stderr or nobody))),
+    ):
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         except KeyboardInterrupt:
@@ -126,7 +127,7 @@ def _run(arguments: Sequence[str]) -> int:
     options, left = parser.parse_known_args(rest)
     if left:
         parser.prog += f" {options.command}"  # whose help lists what is known
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        parser.error(f"unrecognized arguments: {' '.join(left)}{_hint(left, options)}")
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does
@@ -136,26 +137,42 @@ def _run(arguments: Sequence[str]) -> int:
     except ScalebookError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 2
+    except LostOutputError as error:
+        shows = options.command in SHOWING or getattr(options, "dry_run", False)
+        return _without_output(error, code, shows)
     except OSError as error:
         if error.filename is not None and error.errno in BAD_PATH:
             name = str(error.filename)[:200]
             print(f"scalebook: {error.strerror}: {name}. Check the path.", file=sys.stderr)
             return 2
-        if error.errno not in LOST_OUTPUT:
-            raise
-        shows = options.command in SHOWING or getattr(options, "dry_run", False)
-        return _without_output(error, code, shows)
+        if error.errno == errno.ENOSPC:
+            advice = "Free some, or choose a folder on another disk"
+            print(f"scalebook: {error.strerror}. {advice}.", file=sys.stderr)
+            return 2
+        raise
     return code
 
 
-def _without_output(error: OSError, code: int | None, shows: bool) -> int:
+def _hint(left: Sequence[str], options: argparse.Namespace) -> str:
+    """Return in brackets how the command takes what it did not recognise; empty if it does not."""
+    name = left[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    if Path(left[-1]).is_dir() and hasattr(options, "runs"):
+        return " (a folder of runs is given with --runs)"
+    if left[-1].endswith(".toml") and hasattr(options, "plan"):
+        return " (a plan is given with --plan)"
+    if name in SETTINGS and hasattr(options, "fields"):
+        return f" (a setting without a flag is given with --set {name}=VALUE)"
+    return ""
+
+
+def _without_output(error: LostOutputError, code: int | None, shows: bool) -> int:
     """Return the exit code of a command that could not print to its end.
 
     ``code`` is its own, None where it was not done.
     """
     # Python would try to write the rest, and complain once more, at its exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
+    if error.errno == errno.EPIPE:
         return code if code is not None else 0 if shows else 2
     print(f"scalebook: The output cannot be written: {error.strerror}.", file=sys.stderr)
     return 2 if code is None or shows else code

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
@@ -23,14 +26,17 @@ from scalebook.cli.terminal import (
     run_directory,
     step_window,
 )
+from scalebook.running.console import Console
 from scalebook.settings import PARALLEL_SIZES, SETTINGS, named
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
+    from scalebook.logs.ingest.group import Opener, StoreReader
     from scalebook.logs.ingest.ingestion import Ingested
     from scalebook.store import Run
     from scalebook.trackers import Target
 
+SHOW_SECONDS = 2.0  # an import that takes longer says how far it is, so often
 TABLES = ("csv", "parquet")
 # Settings that a log may lack and the user may supply, next to the model and the software.
 _SUPPLIED = (
@@ -110,7 +116,19 @@ def run_ingest(options: argparse.Namespace) -> int:
         found = [summary for of_path in every for summary in of_path]
         print_json(found[0] if len(found) == 1 else found)
         return 0
-    runs, notes = ingest(options.paths, options.runs, *how, window=options.window)
+    console, due = Console(sys.stderr), time.monotonic() + SHOW_SECONDS
+
+    def show(text: str) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            console.live(text)
+            due = time.monotonic() + SHOW_SECONDS
+
+    how = (supplied, dialect, _counting(opens, show))
+    try:
+        runs, notes = ingest(options.paths, options.runs, *how, window=options.window, show=show)
+    finally:
+        console.clear()
     for note in notes:
         complain(note)
     if not runs:
@@ -120,6 +138,17 @@ def run_ingest(options: argparse.Namespace) -> int:
             print(f"warning: {run.path.name}: {run.summary['void']}")
     _print_people(runs)
     return 0
+
+
+def _counting(opens: Opener, show: Callable[[str], None]) -> Opener:
+    """Return an opener that says how many files it has looked at: a folder may hold millions."""
+    numbers = itertools.count(1)
+
+    def counted(path: Path) -> StoreReader | None:
+        show(f"Files looked at: {next(numbers):,}, now {path}")
+        return opens(path)
+
+    return counted
 
 
 def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:

@@ -1,4 +1,4 @@
-"""Commands that train: ``run`` (alias ``resume``), ``recover`` and ``drill``."""
+"""Commands that train: ``run``, ``recover`` and ``drill``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PARTS = (
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     text = "train the runs of a plan that are not completed yet"
-    _add_run(subparsers.add_parser("run", run, help=text, aliases=("resume",)))
+    _add_run(subparsers.add_parser("run", run, help=text))
     parser = subparsers.add_parser("recover", recover, help="record runs whose process died")
     add_runs(parser)
     text = "kill a rank and measure how training recovers"

@@ -133,8 +133,7 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
             _say_how_to_follow(submitted, runs)
             return 0
         seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", watch.POLL_SECONDS))
-        follower = watch.Follower(Console(), stop, poll_seconds=seconds)
-        results, why = follower.follow(submitted)
+        results, why = watch.follow(submitted, Console(), stop, poll_seconds=seconds)
         if why is not None:
             _leave(submitted, results, why, options.cancel_on_exit, runs)
     results = [*results, *rest]

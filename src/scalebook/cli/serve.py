@@ -8,11 +8,11 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 FRESH_SECONDS = 1.0  # many open pages read a folder no more often than one
-# What a request may name: nothing of it reaches the file system.
-PAGES = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -47,6 +41,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Allow": "GET",
 }
 
 
@@ -87,10 +82,8 @@ def make_server(monitor: Monitor, port: int = 0) -> ThreadingHTTPServer:
     Raises:
         LaunchError: the port cannot be used.
     """
-    source, folder = _Source(monitor), resources.files("scalebook.cli") / "live_page"
-    fixed = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGES.items()}
-    handler = type("Handler", (_Handler,), {"fixed": fixed, "data": staticmethod(source.content)})
-    return _bound(port, handler)
+    handler = type("Handler", (_Live,), {"data": staticmethod(_Source(monitor).content)})
+    return _bound(port, partial(handler, directory=str(Path(__file__).with_name("live_page"))))
 
 
 def site_server(folder: Path, port: int) -> ThreadingHTTPServer:
@@ -128,7 +121,7 @@ def _asks_here(request: BaseHTTPRequestHandler) -> bool:
 
 
 class _Files(SimpleHTTPRequestHandler):
-    timeout = 10
+    timeout = 10  # a client that sends nothing does not keep a thread
     server_version, sys_version = "scalebook", ""
 
     def send_head(self) -> Any:
@@ -144,12 +137,12 @@ class _Files(SimpleHTTPRequestHandler):
             return super().send_head()
         return None
 
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing: a page that refreshes would fill the terminal."""
 
-class _Handler(BaseHTTPRequestHandler):
-    fixed: Mapping[str, tuple[bytes, str]] = {}
+
+class _Live(_Files):
     data: Callable[[], bytes]
-    timeout = 10  # a client that sends nothing does not keep a thread
-    server_version, sys_version = "scalebook", ""
 
     def parse_request(self) -> bool:
         """Return whether a request is to be answered; of any method but GET it says so."""
@@ -157,35 +150,26 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         if self.command != "GET":
             self.close_connection = True
-            self._answer(405, b"Only GET is answered.\n")
+            self.send_error(405)
             return False
         return True
 
-    def do_GET(self) -> None:
-        """Answer one of the known paths, to a browser that asks this machine by its name."""
-        path = self.path.partition("?")[0]
-        if not _asks_here(self):
-            self._answer(403, b"This server answers on this machine only.\n")
-        elif path == "/data":
-            self._answer(200, self.data(), "application/json")
-        elif path in self.fixed:
-            content, kind = self.fixed[path]
-            self._answer(200, content, kind)
-        else:
-            self._answer(404, b"Not found.\n")
-
-    def _answer(self, code: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-        self.send_response(code)
-        headers = {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}
-        headers |= {"Allow": "GET"} if code == 405 else {}
-        for name, value in headers.items():
-            self.send_header(name, value)
+    def send_head(self) -> Any:
+        """Answer with the data, else with a file of the page."""
+        if self.path.partition("?")[0] != "/data" or not _asks_here(self):
+            return super().send_head()
+        content = self.data()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        return BytesIO(content)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: a page that refreshes would fill the terminal."""
+    def end_headers(self) -> None:
+        """Add to each answer what its browser may do with it."""
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
 
 
 def serve(options: argparse.Namespace) -> int:

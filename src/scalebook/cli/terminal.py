@@ -9,13 +9,14 @@ import json
 import math
 import re
 import sys
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
 
 from scalebook import project, untrusted
 from scalebook.errors import RecordError, unknown
+from scalebook.running.console import width
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -40,17 +41,12 @@ class Subparsers:
         self.help: dict[str, str] = {}
 
     def add_parser(
-        self,
-        name: str,
-        handler: Callable[[argparse.Namespace], int],
-        *,
-        help: str,
-        aliases: Sequence[str] = (),
+        self, name: str, handler: Callable[[argparse.Namespace], int], *, help: str
     ) -> argparse.ArgumentParser:
         """Add a command, done by its handler and described by its help text; return its parser."""
-        self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
+        self.help[name] = help
         described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
-        parser = self._parsers.add_parser(name, aliases=aliases, description=described)
+        parser = self._parsers.add_parser(name, description=described)
         parser.set_defaults(handler=handler)
         return parser
 
@@ -332,10 +328,17 @@ def complain(problem: object) -> None:
     print(f"scalebook: {problem}", file=sys.stderr)
 
 
+class LostOutputError(OSError):
+    """What a command prints cannot be written: no reader, a full disk, no terminal."""
+
+
 class VisibleText:
     """A text stream whose reader sees what others wrote, and whose terminal does not obey it.
 
-    Everything but ``write`` is the stream's own; ``terminal`` is the stream.
+    Everything else is the stream's own; ``terminal`` is the stream.
+
+    Raises:
+        LostOutputError: the stream cannot be written.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -346,7 +349,21 @@ class VisibleText:
 
     def write(self, text: str) -> int:
         """Write a text; JSON stays the same value."""
-        return self.terminal.write(untrusted.visible(text))
+        with _lost_output():
+            return self.terminal.write(untrusted.visible(text))
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        with _lost_output():
+            self.terminal.flush()
+
+
+@contextmanager
+def _lost_output() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LostOutputError(error.errno, error.strerror) from None
 
 
 def plain(value: Any) -> Any:
@@ -409,19 +426,11 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     lines = (headers, *cut)
     columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(_width, column))
-        blanks = (" " * (most - _width(cell)) for cell in column)
+        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(width, column))
+        blanks = (" " * (most - width(cell)) for cell in column)
         pairs = zip(column, blanks, strict=True)
         columns.append([blank + cell if right else cell + blank for cell, blank in pairs])
     print("\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)))
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes; Chinese characters take two."""
-    if text.isascii():
-        return len(text)
-    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def show(

@@ -294,17 +294,6 @@ def disk(facts: MachineFacts) -> CheckResult:
 
 # Checks of what would train: this Python's own packages, or a container engine with the image
 
-OLDEST_PYTHON = (3, 11)
-
-
-def python(facts: MachineFacts) -> CheckResult:
-    """Return whether this Python can run Scalebook."""
-    version = facts.versions.get("python") or "unknown"
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts >= OLDEST_PYTHON:
-        return ok("python", version)
-    return CheckResult("python", "problem", version, "Use Python 3.11 or later.")
-
 
 def trainer(facts: MachineFacts) -> CheckResult:
     """Return whether training can start: here, or in a container."""
@@ -383,7 +372,7 @@ def links(facts: MachineFacts) -> CheckResult | None:
 CHECKS: tuple[Callable[[MachineFacts], CheckResult | None], ...] = (
     *(present, driver, access, alike, known, links, free_memory, foreign, power, clocks, modes),
     *(place, shared_memory, locked_memory, stack, open_files, numa, governor, host_memory, disk),
-    *(python, trainer, build, engines, device_interface),
+    *(trainer, build, engines, device_interface),
 )
 # These say nothing of a machine without a GPU.
 OF_GPUS = (driver, known, foreign, power, clocks, locked_memory, numa, governor, build)

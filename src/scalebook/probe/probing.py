@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ LOG = "probe.log"
 REQUEST = "request.json"
 GRACE_SECONDS = 10.0
 START_SECONDS = 180.0  # imports, groups of processes and first calls, beside the measurements
+PROCESSES_PER_CORE = 8  # of a CPU: with more they only wait for each other
 # Model, seconds and sequence length where they are not named.
 DEFAULTS = {"cpu": ("tiny-llama", 4.0, 128), "gpu": ("llama3.1-8b", 60.0, 4096)}
 
@@ -56,10 +58,12 @@ def request(
     if refusal:
         raise LaunchError(refusal)
     kind = "cpu" if chosen.vendor == "cpu" else "gpu"
-    if kind == "gpu" and world_size > machine.count:
+    cores = os.cpu_count() or 1
+    most = machine.count if kind == "gpu" else PROCESSES_PER_CORE * cores
+    if world_size > most:
+        here = machine.describe() if kind == "gpu" else f"{cores} cores can share"
         raise LaunchError(
-            f"--world-size {world_size} is more than this machine's {machine.describe()}. "
-            f"Use at most {machine.count}."
+            f"--world-size {world_size} is more than this machine's {here}. Use at most {most}."
         )
     model, usual_seconds, usual_length = DEFAULTS[kind]
     names = models or (model,)
@@ -139,12 +143,13 @@ def _run(partial: Path, asked: ProbeRequest, show: Show, module: str) -> tuple[i
     status: Status = "completed"
     process = launch.guarded(name, GRACE_SECONDS, started.command, environment, log)
     try:
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                status = "timeout"
-                break
-            show("".join(last_lines(log, 2)).strip() or "starting")
-            time.sleep(POLL_SECONDS)
+        with processes.handled(signal.default_int_handler):
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    status = "timeout"
+                    break
+                show("".join(last_lines(log, 2)).strip() or "starting")
+                time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         status = "interrupted"
     if status != "completed":

@@ -43,12 +43,18 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
+        self.clear()
         with suppress(OSError):
-            if self._drawn:
-                self._terminal.write(self._erase())
-                self._drawn = ()
             print(untrusted.visible(text), file=self.stream, flush=True)
         self._next_plain = time.monotonic() + PLAIN_SECONDS
+
+    def clear(self) -> None:
+        """Remove the lines that the next ones would replace."""
+        if self._drawn:
+            with suppress(OSError):
+                self._terminal.write(self._erase())
+                self._terminal.flush()
+            self._drawn = ()
 
     def live(self, text: str, table: Lines | None = None) -> None:
         """Show a line that the next one replaces; in a file, print it if the last is old.
@@ -100,7 +106,7 @@ def _up(rows: int) -> str:
 
 def width(text: str) -> int:
     """Return the columns that a text takes on a terminal."""
-    return sum(map(_columns, text))
+    return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def cut(text: str, columns: int) -> str:

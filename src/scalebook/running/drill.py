@@ -107,7 +107,7 @@ class Killer(threading.Thread):
         start = finish_run.start_of(self.directory)
         if start is None:
             return None
-        return processes.rank_process(self.run_id, self.order.rank, restarts, start)
+        return processes.ranks(self.run_id, start, restarts).get(self.order.rank)
 
     def _saving(self, step: int = 0) -> bool:
         """Return whether a checkpoint of this step or a later one is being saved.

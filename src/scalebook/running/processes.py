@@ -78,35 +78,25 @@ def _environment(path: Path) -> set[bytes]:
         return set()
 
 
-def ranks(run_id: str, start: str | None = None) -> dict[int, int]:
-    """Return the process ids of a run's ranks on this machine, by rank."""
-    found = ((_rank(process_id), process_id) for process_id in marked(run_id, start))
+def ranks(run_id: str, start: str | None = None, restarts: int | None = None) -> dict[int, int]:
+    """Return the process ids of a run's ranks on this machine, by rank.
+
+    ``restarts``: only of ranks that were started again so many times.
+    """
+    found = ((_rank(process_id, restarts), process_id) for process_id in marked(run_id, start))
     # What a rank forks has its environment: only a process whose parent is no such rank counts.
     return {
         rank: process_id
         for rank, process_id in found
-        if rank is not None and rank != _rank(_parent(process_id))
+        if rank is not None and rank != _rank(_parent(process_id), restarts)
     }
 
 
-def _rank(process_id: int | None) -> int | None:
-    text = variables(process_id, ("RANK",)).get("RANK", "")
-    return int(text) if text.isdigit() else None
-
-
-def rank_process(run_id: str, rank: int, restarts: int, start: str) -> int | None:
-    """Return the process that is a rank, started again ``restarts`` times; None: none is.
-
-    ``start`` is the mark of this start of the run: another folder may have one of the same id.
-    """
-    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    for process_id in marked(run_id, start):
-        if (
-            variables(process_id, wanted) == wanted
-            and variables(_parent(process_id), wanted) != wanted
-        ):
-            return process_id
-    return None
+def _rank(process_id: int | None, restarts: int | None) -> int | None:
+    found = variables(process_id, ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    text = found.get("RANK", "")
+    other = restarts is not None and found.get("TORCHELASTIC_RESTART_COUNT") != str(restarts)
+    return int(text) if text.isdigit() and not other else None
 
 
 def variables(process_id: int | None, names: Collection[str]) -> dict[str, str]:

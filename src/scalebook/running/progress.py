@@ -171,15 +171,6 @@ class ProgressLimit:
         return any(abs(time.time() - path.stat().st_mtime) < self.seconds for path in files)
 
 
-def why_stalled(log: Path, run_id: str, start: str, seconds: int) -> str:
-    """Return why a run without progress is ended, with the rank that stopped where it is clear.
-
-    ``start`` is the mark of this machine's ranks (``processes.START``), which print into ``log``.
-    """
-    where = stopped_rank(processes.ranks(run_id, start), log)
-    return f"No step for {seconds} s{f': {where}' if where else ''}"
-
-
 def stopped_rank(ranks: Mapping[int, int], log: Path) -> str | None:
     """Return in words which rank (of process ids by rank) stopped and where; None: not clear."""
     for rank, process_id in sorted(ranks.items()):

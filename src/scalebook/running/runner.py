@@ -17,7 +17,7 @@ from scalebook import engines, host, ownership, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog, legality
-from scalebook.record import RunRecord, Status
+from scalebook.record import RunRecord
 from scalebook.running import finish_run, launch, processes, progress
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
@@ -111,18 +111,17 @@ def supervise(
     """
     run_id = finish_run.run_id(directory)
     began, kills_before = time.monotonic(), processes.memory_kills()
-    with telemetry.sampling(directory, config, environment):
+    with telemetry.sampling(directory, config, environment, node):
         log = finish_run.log_file(directory, node)
         marked = {**environment, processes.START: start}
         process = launch.guarded(run_id, GRACE_SECONDS, command, marked, log)
-        seconds = config.progress_limit_seconds
         stop = _watch(
             process,
             directory,
             config,
             show,
             ended,
-            stalled=lambda: progress.why_stalled(log, run_id, start, seconds),
+            stopped=lambda: progress.stopped_rank(processes.ranks(run_id, start), log),
         )
         kills = max(processes.memory_kills() - kills_before, 0)
         killed = processes.killed_for_memory(began)
@@ -146,9 +145,12 @@ def _watch(
     show: Show,
     ended: Callable[[], EndReason | None],
     *,
-    stalled: Callable[[], str],
+    stopped: Callable[[], str | None],
 ) -> EndReason | None:
-    """Return when the run has ended, with why if it was ended from here."""
+    """Return when the run has ended, with why if it was ended from here.
+
+    ``stopped`` names the rank that stopped, where that is clear.
+    """
     limit = config.time_limit_seconds
     deadline = time.monotonic() + limit if limit else None
     tail = Tail(directory / "steps.jsonl")
@@ -168,7 +170,9 @@ def _watch(
                 if time.monotonic() > deadline + extra:
                     stop = ("timeout", f"The time limit of {limit} s ran out")
             if stop is None and progress_limit.reached():
-                stop = ("timeout", stalled(), "no_progress")
+                sentence = f"No step for {config.progress_limit_seconds} s"
+                where = stopped()
+                stop = ("timeout", f"{sentence}: {where}" if where else sentence, "no_progress")
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:
@@ -184,8 +188,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def request_stop(directory: Path, status: Status, sentence: str) -> None:
-    """Ask the runner of a run directory to end the run with this status and reason."""
-    store.write_json(directory / STOP_FILE, {"status": status, "sentence": sentence})

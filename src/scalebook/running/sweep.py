@@ -219,7 +219,8 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True
-            runner.request_stop(partial, "interrupted", sentence)
+            stop_file = partial / runner.STOP_FILE
+            store.write_json(stop_file, {"status": "interrupted", "sentence": sentence})
             console.say(f"{place} ending this run: {sentence}")
         start = finish_run.start_of(partial) if len(stop.signals) > 1 and not killed else None
         if start is not None:

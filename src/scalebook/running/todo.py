@@ -34,10 +34,10 @@ _SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short}
     "data_parallel_size": "dp"
 }
 LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
-READ_SECONDS = 2.0  # between two readings of the temperature: each starts a tool
+READ_SECONDS = 2.0  # between two readings of the temperature: each opens the driver
 POLL_SECONDS = 0.2
 NO_TEMPERATURE = (
-    "No temperature can be read here (nvidia-smi and amd-smi report none): the run did not wait. "
+    "No temperature can be read here (NVML and amdsmi report none): the run did not wait. "
     "Give seconds instead of a temperature, such as --cool-down 60s."
 )
 
@@ -223,37 +223,24 @@ def wait(
     temperature: Thermometer = telemetry.temperature_celsius,
 ) -> Waited:
     """Wait as requested and return what was waited for; ``ended`` cuts the wait short."""
-    start = time.monotonic()
+    asked, start, goal = str(cool_down), time.monotonic(), cool_down.celsius or 0.0
     if cool_down.seconds is not None:
         while not ended() and (left := start + cool_down.seconds - time.monotonic()) > 0:
             show(f"cooling down: {left:.0f} s left")
             time.sleep(min(POLL_SECONDS, left))
-        return Waited(str(cool_down), _since(start), temperature())
-    return _until_cold(cool_down, ended, show, temperature)
-
-
-def _until_cold(
-    cool_down: CoolDown, ended: Callable[[], bool], show: Show, temperature: Thermometer
-) -> Waited:
-    start, goal = time.monotonic(), cool_down.celsius or 0.0
+        return Waited(asked, round(time.monotonic() - start, 1), temperature())
     while True:
-        celsius = temperature()
+        celsius, waited, note = temperature(), round(time.monotonic() - start, 1), None
         if celsius is None:
-            return Waited(str(cool_down), _since(start), None, NO_TEMPERATURE)
-        waited = _since(start)
-        if celsius <= goal or ended():
-            return Waited(str(cool_down), waited, celsius)
-        if waited > LONGEST_SECONDS:
+            note = NO_TEMPERATURE
+        elif celsius > goal and waited > LONGEST_SECONDS and not ended():
             note = f"Still {celsius:g} °C after {waited:.0f} s: the run started above {goal:g} °C."
-            return Waited(str(cool_down), waited, celsius, note)
+        if note or celsius is None or celsius <= goal or ended():
+            return Waited(asked, waited, celsius, note)
         show(f"cooling down: {celsius:g} °C, until {goal:g} °C")
         pause = time.monotonic() + READ_SECONDS
         while not ended() and time.monotonic() < pause:
             time.sleep(POLL_SECONDS)
-
-
-def _since(start: float) -> float:
-    return round(time.monotonic() - start, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.probes import MachineIdentity
 from scalebook.measure.probes.topology import QUERIES, parse_matrix
 from scalebook.query import number, printed
-from scalebook.train import mcore
 
 _cuda: Any = torch.cuda
 
@@ -253,6 +252,8 @@ def device_of(platform: str, local_rank: int) -> tuple[torch.device, str]:
 
 
 def _split(config: RunConfig) -> None:
+    from scalebook.train import mcore  # here alone: a probe needs no Megatron, which loads slowly
+
     stages = config.virtual_pipeline_parallel_size
     mcore.parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel_size,

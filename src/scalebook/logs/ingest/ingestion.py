@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -69,12 +69,14 @@ def ingest(
     opens: Opener = no_store,
     *,
     window: tuple[int, int] | None = None,
+    show: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Ingested], list[str]]:
     """Write run directories for the jobs of all paths; return them, and notes on unused files.
 
     Each job is written when its files were read, so that what stops an ingest costs only the rest.
     ``opens`` finds readers of what is no text: ``scalebook.trackers.opener()``. ``window`` is the
-    first and the last step that the reader chooses to average over.
+    first and the last step that the reader chooses to average over. ``show`` gets a line for each
+    job that was read.
 
     Raises:
         IngestError: a path cannot be read, or what was supplied contradicts a file.
@@ -86,6 +88,7 @@ def ingest(
         for content in group.attached:
             files.notes += _no_breakdown(content)
         name, of = group.files[0].path.name, (*group.files, *group.attached)
+        show(f"Runs read: {len(found)}, now {group.files[0].path}")
         known = [_known(job, supplied, name, window) for job in group.jobs]
         summed = [summarise(job, one) for job, one in zip(group.jobs, known, strict=True)]
         for index, summary in enumerate(summed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -236,10 +236,11 @@ def _case(
 
 
 def measured_matmuls(
-    cases: Iterable[MatmulCase], place: Rank, budget: Budget, show: Callable[[str], None]
+    cases: Sequence[MatmulCase], place: Rank, budget: Budget, show: Callable[[str], None]
 ) -> list[Matmul]:
     """Return the rate of each case; cases of one precision share a buffer."""
     found: list[Matmul] = []
+    budget.cases = len(cases)
     by_precision: dict[OperandKind, list[MatmulCase]] = {}
     for case in cases:
         by_precision.setdefault(case.precision, []).append(case)
@@ -368,11 +369,6 @@ def backends(place: Rank) -> list[str]:
     return [name for name in FUSED[place.device.type] if name in members]
 
 
-def attention_cases(models: list[ModelShape], place: Rank) -> int:
-    """Return how many measurements there are."""
-    return len(models) * len(backends(place)) * len(PRODUCTS)
-
-
 def measured_attention(
     models: list[ModelShape],
     request: ProbeRequest,
@@ -382,6 +378,7 @@ def measured_attention(
 ) -> list[Attention]:
     """Return the rate of each kernel at each model's heads; what a kernel refuses is noted."""
     found: list[Attention] = []
+    budget.cases = len(models) * len(backends(place)) * len(PRODUCTS)
     for shape in models:
         inputs = _inputs(shape, request, place)
         for name in backends(place):

@@ -1,18 +1,16 @@
 """The parts of a probe, one after the other; each is on disk before the next begins.
 
-Between them stands what the drivers say: links, clocks and power. Their text is read defensively.
+Between them stands what the drivers say: links, clocks and power.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,16 +22,14 @@ from scalebook.measure.probes.topology import parse_nvlink
 from scalebook.probe.measurement import compute, timing, transfers
 from scalebook.probe.measurement.compute import Moment, Sampler
 from scalebook.probe.measurement.timing import Budget, Rank
-from scalebook.query import cells, number
+from scalebook.running.devices import sampler
+from scalebook.running.devices.sensor import Row, Sensor
 from scalebook.train import world
 from scalebook.train.world import output
 
 # Parts of the time; without other processes the collectives' goes to the rest.
 SHARES = {"sweep": 0.25, "models": 0.25, "sustained": 0.12, "copies": 0.05, "attention": 0.08}
 COLLECTIVES = 0.25
-SAMPLE_QUERY = "index,clocks.sm,clocks.mem,power.draw,temperature.gpu"
-LIMIT_QUERY = "index,clocks.max.sm,clocks.max.mem,power.limit,power.max_limit"
-_CLOCK = re.compile(r"\(?(\d+)\s*Mhz\)?", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -56,9 +52,9 @@ class ProbeProgress:
         shares = SHARES if self.here.size == 1 else {**SHARES, "collectives": COLLECTIVES}
         return self.seconds * shares[part] / sum(shares.values())
 
-    def budget(self, part: str, cases: int) -> Budget:
+    def budget(self, part: str) -> Budget:
         """Return the time of a part, from now on."""
-        return Budget(time.perf_counter() + self.share(part), cases, self.skipped)
+        return Budget(time.perf_counter() + self.share(part), self.skipped)
 
     def keep(self, **values: Any) -> None:
         """Write what has been found to the directory."""
@@ -85,16 +81,16 @@ def run(
     progress.keep()
     matmuls = _matmuls(request, progress)
     _sustained(matmuls, progress)
-    budget = progress.budget("copies", transfers.copy_cases(here))
-    progress.keep(copies=transfers.measured_copies(here, budget, progress.show))
+    found = transfers.measured_copies(here, progress.budget("copies"), progress.show)
+    progress.keep(copies=found)
     models = [catalog.model(name) for name in request.models]
     plain = [shape for shape in models if shape.mla is None]
-    budget = progress.budget("attention", compute.attention_cases(plain, here))
+    budget = progress.budget("attention")
     rows = compute.measured_attention(plain, request, here, budget, progress.show)
     here.barrier()
     progress.keep(attention=rows)
     if here.size > 1:
-        budget = progress.budget("collectives", transfers.collective_cases(here))
+        budget = progress.budget("collectives")
         progress.keep(collectives=transfers.measured_collectives(here, budget, progress.show))
     else:
         progress.skipped.append(Skipped(what="collectives", reason="one process has no peer"))
@@ -125,8 +121,7 @@ def _matmuls(request: ProbeRequest, progress: ProbeProgress) -> list[Matmul]:
     found: list[Matmul] = []
     parts = {"sweep": compute.sweep_cases(here), "models": compute.model_cases(request, here)}
     for part, members in parts.items():
-        cases = list(members)
-        budget = progress.budget(part, len(cases))
+        cases, budget = list(members), progress.budget(part)
         found += compute.measured_matmuls(cases, here, budget, progress.show)
         here.barrier()
         progress.keep(matmuls=found)
@@ -143,8 +138,8 @@ def _sustained(matmuls: list[Matmul], progress: ProbeProgress) -> None:
     if size == 0:
         progress.skipped.append(Skipped(what="sustained rate", reason="no product was measured"))
         return
-    sampler: Sampler = samples if here.rank == 0 else lambda _: []
-    row = compute.sustained(size, here, progress.share("sustained"), sampler)
+    sample: Sampler = samples if here.rank == 0 else lambda _: []
+    row = compute.sustained(size, here, progress.share("sustained"), sample)
     progress.keep(sustained=[row])
     progress.show(f"sustained {row.sustained_tflops:.4g}, burst {row.burst_tflops:.4g} TFLOP/s")
 
@@ -161,66 +156,22 @@ def topology() -> dict[str, Any]:
     return matrix | ({"nvlink_gb_per_second": links} if links else {})
 
 
-def limits() -> list[dict[str, float | None]]:
-    """Return the highest clocks and power caps of each device that the driver reports."""
-    if not torch.cuda.is_available() or torch.version.hip:
-        return []
-    names = ("device", "max_clock_mhz", "max_memory_clock_mhz", "power_cap_watts", "max_cap_watts")
-    return [dict(zip(names, row, strict=False)) for row in _query(LIMIT_QUERY)]
+def limits() -> list[Row]:
+    """Return name, power cap (W) and highest clock (MHz) of each device, as its driver says."""
+    return _asked(lambda sensor: sensor.devices())
 
 
 def samples(moment: Moment) -> list[Sample]:
     """Return clocks, power and temperature of each device at the moment."""
+    names = ("clock_mhz", "memory_clock_mhz", "power_watts", "temperature_celsius")
+    rows = _asked(lambda sensor: sensor.read())
+    return [
+        Sample(device=row["gpu"], moment=moment, **{name: row.get(name) for name in names})
+        for row in rows
+    ]
+
+
+def _asked(question: Callable[[Sensor], list[Row]]) -> list[Row]:
     if not torch.cuda.is_available():
         return []
-    if torch.version.hip:
-        text = output("rocm-smi", "--showclocks", "--showpower", "--showtemp", "--json")
-        return parse_rocm_samples(text or "", moment)
-    names = ("clock_mhz", "memory_clock_mhz", "power_watts", "temperature_celsius")
-    return [
-        Sample(device=int(index), moment=moment, **dict(zip(names, values, strict=False)))
-        for index, *values in _query(SAMPLE_QUERY)
-        if index is not None
-    ]
-
-
-def _query(fields: str) -> list[list[float | None]]:
-    """Return the numbers that nvidia-smi answers, one row per device."""
-    text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits") or ""
-    return [[number(cell) for cell in row] for row in cells(text)]
-
-
-def parse_rocm_samples(text: str, moment: Moment) -> list[Sample]:
-    """Return what the JSON of rocm-smi says of each card; a name it does not use is null."""
-    try:
-        cards: Any = json.loads(text)
-    except ValueError:
-        return []
-    if not isinstance(cards, dict):
-        return []
-    named = cast("dict[str, dict[str, Any]]", cards)
-    return [
-        Sample(
-            device=int(name[4:]),
-            moment=moment,
-            clock_mhz=_clock(fields, "sclk"),
-            memory_clock_mhz=_clock(fields, "mclk"),
-            power_watts=_first(fields, "power (w)"),
-            temperature_celsius=_first(fields, "junction"),
-        )
-        for name, fields in named.items()
-        if re.fullmatch(r"card\d+", name) and isinstance(cast("object", fields), dict)
-    ]
-
-
-def _clock(fields: dict[str, Any], name: str) -> float | None:
-    for key, value in fields.items():
-        match = _CLOCK.search(str(value))
-        if key.lower().startswith(f"{name} clock speed") and match:
-            return float(match[1])
-    return None
-
-
-def _first(fields: dict[str, Any], part: str) -> float | None:
-    values = (number(value) for key, value in fields.items() if part in key.lower())
-    return next((value for value in values if value is not None), None)
+    return sampler.asked("amd" if torch.version.hip else "nvidia", question)

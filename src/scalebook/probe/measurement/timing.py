@@ -78,8 +78,8 @@ class Budget:
     """Seconds of one part of a probe, shared evenly among the cases that are left."""
 
     end: float
-    cases: int
     skipped: list[Skipped]
+    cases: int = 1  # each part sets how many it has
 
     def spend(
         self,

@@ -22,15 +22,12 @@ HOST_BYTES = 256 * MIB
 BUFFERS = 2  # pairs, so that a small copy finds nothing in a cache
 
 
-def copy_cases(place: Rank) -> int:
-    """Return how many copies are measured."""
-    return len(DEVICE_BYTES[place.device.type]) + 2
-
-
 def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
     """Return the rate of each copy; processes share the host's memory, so only rank 0 uses it."""
     found: list[Copy] = []
-    for size in DEVICE_BYTES[place.device.type]:
+    sizes = DEVICE_BYTES[place.device.type]
+    budget.cases = len(sizes) + 2  # to the device and from it
+    for size in sizes:
         sources = [
             torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
             for _ in range(BUFFERS)
@@ -147,11 +144,6 @@ def group_sizes(world: int) -> list[int]:
     return sorted({size for size in (*doubled, world) if size > 1 and world % size == 0})
 
 
-def collective_cases(place: Rank) -> int:
-    """Return how many measurements there are."""
-    return len(group_sizes(place.size)) * len(MESSAGE_BYTES[place.device.type]) * len(OPERATIONS)
-
-
 def _group(size: int, place: Rank) -> CollectiveGroup:
     handles = [
         (distributed.new_group(range(first, first + size)), first)
@@ -166,13 +158,15 @@ def measured_collectives(
 ) -> list[Collective]:
     """Return the rate of every collective; every process must call this."""
     found: list[Collective] = []
-    largest = max(MESSAGE_BYTES[place.device.type])
+    sizes, lengths = group_sizes(place.size), MESSAGE_BYTES[place.device.type]
+    budget.cases = len(sizes) * len(lengths) * len(OPERATIONS)
+    largest = max(lengths)
     # fp32 as in nccl-tests and in the reduction of main gradients
     given, taken = (torch.rand(largest // 4, device=place.device) for _ in range(2))
-    for size in group_sizes(place.size):
+    for size in sizes:
         group = _group(size, place)
         for operation in OPERATIONS:
-            for length in MESSAGE_BYTES[place.device.type]:
+            for length in lengths:
                 parts = given[: length // 4], taken[: length // 4]
                 row = _measured(operation, group, parts, place, budget)
                 if row is not None:

@@ -157,7 +157,6 @@ def _part(options: argparse.Namespace) -> NodePart:
         number = 0
     if number is None or number >= config.nodes:
         raise LaunchError(f"{name}={text!r} is not one of the run's {config.nodes} nodes (0, ...).")
-    os.environ["NODE_RANK"] = str(number)  # for those that sample this node
     return NodePart(directory, config, number, options)
 
 

@@ -11,52 +11,52 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from scalebook.running.devices.sensor import Sensor, SensorError
+from scalebook.running.devices.sensor import Row, Sensor, SensorError
 
 SHORTEST_SECONDS = 0.05  # a driver's own readings change ten to twenty times a second
 LONGEST_SECONDS = 3600.0
 
 
-def open_sensor(
-    vendor: str, environment: Mapping[str, str], count: int | None, period: float
-) -> Sensor:
-    """Return the best reader of a vendor's devices: its library, else its tool.
+def open_sensor(vendor: str, environment: Mapping[str, str], count: int | None) -> Sensor:
+    """Return the reader of a vendor's devices: the first ``count``, or all of them.
 
     Raises:
-        SensorError: none can be used, with the reason of each.
+        SensorError: they cannot be read.
     """
-    reasons: list[str] = []
-    for opened in _readers(vendor, environment, count, period):
-        try:
-            return opened()
-        except SensorError as error:
-            reasons.append(str(error))
-    raise SensorError("; ".join(reasons) or f"Nothing reads devices of {vendor}")
-
-
-def _readers(
-    vendor: str, environment: Mapping[str, str], count: int | None, period: float
-) -> list[Callable[[], Sensor]]:
     # Imported where they are needed: the sampler of a CPU run loads no reader of GPUs.
     if vendor == "nvidia":
-        from scalebook.running.devices.nvml import NVML, NvidiaSMITool
+        from scalebook.running.devices.nvml import NVML
 
-        return [lambda: NVML(environment, count), lambda: NvidiaSMITool(environment, count, period)]
+        return NVML(environment, count)
     if vendor == "amd":
-        from scalebook.running.devices.amd import AMDSMI, AMDSMITool
+        from scalebook.running.devices.amd import AMDSMI
 
-        return [lambda: AMDSMI(environment, count), lambda: AMDSMITool(environment, count, period)]
+        return AMDSMI(environment, count)
     from scalebook.running.devices.rapl import RAPL
 
-    return [RAPL]
+    return RAPL()
+
+
+def asked(
+    vendor: str,
+    question: Callable[[Sensor], list[Row]],
+    environment: Mapping[str, str] = os.environ,
+) -> list[Row]:
+    """Return what all visible devices of a vendor answer; nothing where they cannot be read."""
+    with (
+        suppress(SensorError),
+        closing(open_sensor(vendor, environment, None)) as sensor,
+    ):
+        return question(sensor)
+    return []
 
 
 def header(source: str | None, period: float, node: int, **more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     period, node = float(period_text), int(node_text)
     with Path(path).open("a", encoding="utf-8") as stream:
         try:
-            sensor = open_sensor(vendor, os.environ, int(count_text) or None, period)
+            sensor = open_sensor(vendor, os.environ, int(count_text) or None)
         except SensorError as error:
             write(stream, header(None, period, node, devices=[], reason=str(error)))
             return 0
@@ -86,11 +86,8 @@ def main(arguments: Sequence[str]) -> int:
             count, reason = sample(sensor, stream, period, node)
         finally:
             sensor.close()
-        # CPU time of the sampler and its tools
-        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        seconds = round(sum(one.ru_utime + one.ru_stime for one in used), 3)
         end = {"kind": "end", "node": node, "samples": count, "reason": reason}
-        write(stream, {**end, "cpu_seconds": seconds})
+        write(stream, {**end, "cpu_seconds": round(time.process_time(), 3)})
     return 0
 
 

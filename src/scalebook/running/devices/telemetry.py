@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scalebook.config import RunConfig
@@ -24,29 +24,17 @@ FILE = "telemetry.jsonl"
 PERIOD_SECONDS = 0.5
 PERIOD_VARIABLE = "SCALEBOOK_TELEMETRY_SECONDS"
 _END_SECONDS = 5.0  # the sampler ends within its period, unless its driver hangs
-_NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK", "NODE_RANK")
-
-
-def node_number(environment: Mapping[str, str]) -> int:
-    """Return which of a job's nodes this is; 0 where nothing says so."""
-    for name in _NODE_VARIABLES:
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 0
-
-
-def file_of(directory: Path, node: int) -> Path:
-    """Return where a node writes its samples: on a shared file system each has its own file."""
-    return directory / (FILE if node == 0 else f"telemetry.node{node}.jsonl")
 
 
 @contextmanager
-def sampling(directory: Path, config: RunConfig, environment: Mapping[str, str]) -> Generator[None]:
-    """Sample the devices of a run while the body runs.
+def sampling(
+    directory: Path, config: RunConfig, environment: Mapping[str, str], node: int = 0
+) -> Generator[None]:
+    """Sample the devices of a run on this node while the body runs.
 
     ``SCALEBOOK_TELEMETRY_SECONDS`` in the environment is the period; 0 samples nothing.
     """
-    process = _start(directory, config, environment)
+    process = _start(directory, config, environment, node)
     try:
         yield
     finally:
@@ -55,11 +43,13 @@ def sampling(directory: Path, config: RunConfig, environment: Mapping[str, str])
 
 
 def _start(
-    directory: Path, config: RunConfig, environment: Mapping[str, str]
+    directory: Path, config: RunConfig, environment: Mapping[str, str], node: int
 ) -> subprocess.Popen[bytes] | None:
     """Start the sampler; None, with the reason in the file, where there is nothing to read."""
-    vendor, node = catalog.platform(config.platform).vendor, node_number(environment)
-    path, period = file_of(directory, node), PERIOD_SECONDS
+    vendor = catalog.platform(config.platform).vendor
+    # on a shared file system each node has its own
+    path = directory / (FILE if node == 0 else f"telemetry.node{node}.jsonl")
+    period = PERIOD_SECONDS
     try:
         period = _period(environment)
         if vendor == "cpu":
@@ -114,11 +104,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def temperature_celsius(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return the temperature of the hottest visible GPU in °C, None where nothing reports it."""
     for vendor in ("nvidia", "amd"):
-        with (
-            suppress(SensorError),
-            closing(sampler.open_sensor(vendor, environment, None, 1.0)) as sensor,
-        ):
-            found = [row.get("temperature_celsius") for row in sensor.once()]
-            if known := [float(value) for value in found if value is not None]:
-                return max(known)
+        rows = sampler.asked(vendor, lambda sensor: sensor.read(), environment)
+        found = [float(row["temperature_celsius"]) for row in rows if "temperature_celsius" in row]
+        if found:
+            return max(found)
     return None

@@ -1,18 +1,34 @@
 """torchrun on one node: starts the processes of its module, passes signals on, and ends as it does.
 
-The imports of torchrun itself take most of the time of a run whose trainer does little.
+The imports of torchrun itself take most of the time of a run whose trainer does little. It starts
+the run of the repeat REAL_REPEAT nevertheless.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+HERE = str(Path(__file__).parents[2])
+
+
+def become_torchrun() -> None:
+    """Be replaced by torchrun where the run is the one that it has to start."""
+    repeat = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())["repeat"]
+    if os.environ.get("REAL_REPEAT") == str(repeat):
+        places = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(place for place in places if place != HERE)
+        command = (sys.executable, "-m", "torch.distributed.run", *sys.argv[1:])
+        os.execv(sys.executable, command)
 
 
 def main() -> int:
     """Start what follows the option -m, in a session of its own, as often as was asked for."""
+    become_torchrun()
     command = (sys.executable, *sys.argv[sys.argv.index("-m") :])
     size = int(sys.argv[sys.argv.index("--nproc-per-node") + 1])
     started: list[subprocess.Popen[bytes]] = []
