@@ -35,6 +35,28 @@ _PREFIX = re.compile(
 )
 
 
+# What stands before every line and says nothing: a stream, a pod, a host, a quotation.
+_LABEL = re.compile(
+    r"\[[\w./,-]{1,60}\](?:<std(?:out|err)>)?:? ?|\([\w.-]{1,60},? pid=\d+[^)\n]{0,80}\) ?"
+    r"|[A-Za-z][\w.-]{0,60}\d *[:|] ?|\d{1,5}: ?|(?:INFO|DEBUG|WARNING):[\w.]{1,60}:|> ?|[ \t]+"
+)
+_FEWEST_LABELLED, _LABELLED = 3, 0.95  # lines, and which share of them
+_HEAD = 1 << 16  # characters that are looked at
+
+
+def label_of(text: str) -> str:
+    """Return what nearly every line of a text begins with if it only names a source, else ''."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    label, sample = "", lines[len(lines) // 2] if lines else ""
+    while len(lines) >= _FEWEST_LABELLED and (found := _LABEL.match(sample, len(label))):
+        longer = label + found[0].rstrip()
+        longer = longer if longer != label else label + found[0]
+        if sum(line.startswith(longer) for line in lines) < _LABELLED * len(lines):
+            break
+        label = longer
+    return label
+
+
 def encoding(start: bytes) -> str:
     """Return the encoding that a byte order mark names, UTF-8 without one."""
     return _CODECS.get(start[:2], "utf-8")
@@ -189,8 +211,10 @@ class Source:
 
     path: Path
     notes: list[str] = field(default_factory=list[str])
+    rank: int | None = None  # that a label of every line names
     _hash: Any = field(default_factory=hashlib.sha256)
     _last: str = ""
+    _label: str | None = None
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -253,7 +277,7 @@ class Source:
 
     def texts(self) -> Iterator[str]:
         """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""
-        rest, codec = b"", ""
+        rest, codec, self._label = b"", "", None
         for piece in self.pieces():
             codec = codec or encoding(piece)
             data = rest + piece
@@ -264,11 +288,21 @@ class Source:
                 end = len(data) & ~1
             rest = data[end:]
             if end:
-                self._last = clean(data[:end], codec)
+                self._last = self._unlabelled(clean(data[:end], codec))
                 yield self._last
         if rest:
-            self._last = self._last[-LONGEST_LINE:] + clean(rest, codec)
-            yield clean(rest, codec)
+            text = self._unlabelled(clean(rest, codec))
+            self._last = self._last[-LONGEST_LINE:] + text
+            yield text
+
+    def _unlabelled(self, text: str) -> str:
+        """Return a text without the label of its lines, which the beginning of the file shows."""
+        if self._label is None:
+            self._label = label_of(text[:_HEAD])
+            self.rank = split_rank(f"{self._label} ")[0]
+        if not self._label:
+            return text
+        return re.sub(rf"^{re.escape(self._label)} ?", "", text, flags=re.MULTILINE)
 
     def digest(self) -> str:
         """Return the SHA-256 of what was read, decompressed."""

@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, names
+from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs
 from scalebook.logs.source import split_rank
 
@@ -18,6 +18,7 @@ _OURS = names("torchtitan-sizes")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
 _SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps) (\d+)")
 _COLUMNS = names("torchtitan")
+_NO_LOSS = -1.0  # of a pipeline stage that is not the last
 
 
 class TorchTitan(LineDialect):
@@ -40,6 +41,8 @@ class TorchTitan(LineDialect):
             return True
         if "mfu" in row:
             row["mfu"] /= 100
+        if row.get("loss") == _NO_LOSS:
+            row["loss"] = MISSING
         row["step"], row["clock"] = float(found[1]), self.clock(line)
         primus = _RANK.search(line)
         rank = integer(primus[1]) if primus else split_rank(line)[0]
