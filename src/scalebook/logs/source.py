@@ -6,6 +6,7 @@ import bz2
 import hashlib
 import io
 import lzma
+import math
 import re
 import zipfile
 import zlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
-from scalebook.logs.numbers import integer
+from scalebook.logs.numbers import clock_of, integer
 from scalebook.untrusted import opened
 
 _ANSI = re.compile(
@@ -40,8 +41,24 @@ _LABEL = re.compile(
     r"\[[\w./,-]{1,60}\](?:<std(?:out|err)>)?:? ?|\([\w.-]{1,60},? pid=\d+[^)\n]{0,80}\) ?"
     r"|[A-Za-z][\w.-]{0,60}\d *[:|] ?|\d{1,5}: ?|(?:INFO|DEBUG|WARNING):[\w.]{1,60}:|> ?|[ \t]+"
 )
-_FEWEST_LABELLED, _LABELLED = 3, 0.95  # lines, and which share of them
+_FEWEST_LABELLED, _LABELLED = 2, 0.95  # lines, and which share of them
 _HEAD = 1 << 16  # characters that are looked at
+
+# What a container, GitHub, journald or Python's logging puts before each line.
+_OUTER_STAMP = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?: std(?:out|err) [FP]| - [\w.]+ - [A-Z]+ -)?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.-]+\[\d+\]:) ",
+    re.MULTILINE,
+)
+
+
+def stamped_twice(text: str) -> bool:
+    """Whether nearly every line of a text begins with a time stamp, and most have another one."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    behind = [line[found.end() :] for line in lines if (found := _OUTER_STAMP.match(line))]
+    own = sum(not math.isnan(clock_of(line[:100])) for line in behind)
+    return len(behind) >= max(_LABELLED * len(lines), _FEWEST_LABELLED) and own > len(behind) / 2
 
 
 def label_of(text: str) -> str:
@@ -211,6 +228,7 @@ class Source:
 
     path: Path
     notes: list[str] = field(default_factory=list[str])
+    bare: bool = False  # whether to drop the time stamps before the lines
     rank: int | None = None  # that a label of every line names
     _hash: Any = field(default_factory=hashlib.sha256)
     _last: str = ""
@@ -296,10 +314,13 @@ class Source:
             yield text
 
     def _unlabelled(self, text: str) -> str:
-        """Return a text without the label of its lines, which the beginning of the file shows."""
+        """Return a text without what stands before its lines, as the beginning of the file shows."""
         if self._label is None:
-            self._label = label_of(text[:_HEAD])
+            self.bare = self.bare or stamped_twice(text[:_HEAD])
+            head = _OUTER_STAMP.sub("", text[:_HEAD]) if self.bare else text[:_HEAD]
+            self._label = label_of(head)
             self.rank = split_rank(f"{self._label} ")[0]
+        text = _OUTER_STAMP.sub("", text) if self.bare else text
         if not self._label:
             return text
         return re.sub(rf"^{re.escape(self._label)} ?", "", text, flags=re.MULTILINE)

@@ -71,6 +71,7 @@ class ProgressBars:
     last_bar: int | None = None
     elapsed: dict[float, float] = field(default_factory=dict[float, float])  # seconds by step
     redrawn: bool = False  # whether a record's bar is drawn behind it
+    epochs: float = MISSING  # trained in all, as the last line says
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -138,6 +139,8 @@ class ProgressBars:
                 hits += inside and record.span is not None
             if hits and 2 * between > len(seen) and (best is None or hits > best[0]):
                 best = (hits, length)
+        if not seen or (self.redrawn and not best):
+            return self.total / self.epochs if self.epochs > 0 else None
         return best[1] if best else None
 
     def hand_out(self, out: Collector) -> None:
@@ -227,6 +230,7 @@ class HFTrainer(LineDialect):
         super().__init__()
         self._progress = ProgressBars()
         self._open = ""  # a record that the next line goes on with: a terminal wrapped it
+        self._entries_before = dict[str, str]()
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -265,6 +269,13 @@ class HFTrainer(LineDialect):
             self._ended = True  # the last record of LLaMA-Factory has no loss
         if not all(entries.keys() & some for some in _RECORD):
             return False
+        if entries == self._entries_before:  # of another rank
+            self.out.job.counts.duplicate_records += 1
+            return True
+        self._entries_before = entries
+        if self._ended and self._progress.records:  # a page goes on with another run
+            self._hand_out()
+            self._progress, self._ended = ProgressBars(), False
         row = {
             ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
             for key, ours in _COLUMNS.items()
@@ -294,6 +305,7 @@ class HFTrainer(LineDialect):
                 rate = name.removeprefix("train_")
                 self.out.job.rates[rate] = number(value)
                 self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
+        self._progress.epochs = number(entries.get("epoch", ""))
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True
@@ -317,10 +329,14 @@ class HFTrainer(LineDialect):
 
     def finish(self) -> None:
         """Number the records and hand them out."""
+        self._hand_out()
+        self._world()
+
+    def _hand_out(self) -> None:
+        """Hand out the records of a run."""
         if self._progress.records:
             self._progress.hand_out(self.out)
         else:
             self._progress.hand_out_alone(self.out)
-        self._world()
         if self._ended:
             self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))
