@@ -314,12 +314,13 @@ class Source:
             yield text
 
     def _unlabelled(self, text: str) -> str:
-        """Return a text without what stands before its lines, as the beginning of the file shows."""
+        """Return a text without what stands before each line, as the file's beginning shows it."""
         if self._label is None:
             self.bare = self.bare or stamped_twice(text[:_HEAD])
             head = _OUTER_STAMP.sub("", text[:_HEAD]) if self.bare else text[:_HEAD]
             self._label = label_of(head)
-            self.rank = split_rank(f"{self._label} ")[0]
+            named = re.search(r"\[rank(\d{1,6})\]", self._label)  # of srun it is a task
+            self.rank = int(named[1]) if named else None
         text = _OUTER_STAMP.sub("", text) if self.bare else text
         if not self._label:
             return text

@@ -31,7 +31,7 @@ class NeMo2(LineDialect):
     signature = re.compile(r"Training epoch \d+, iteration \d+/\d+ \|")
     first_number = 0
     assignments = True
-    _RECORD = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|")
+    _RECORD = re.compile(r"Training epoch (\d+), iteration (\d+)/(\d+) \|")
 
     def line(self, line: str) -> bool:
         """Take a record whose step time, or whose loss where it prints none, is complete."""
@@ -43,8 +43,9 @@ class NeMo2(LineDialect):
         if not row.get("seconds", -1) > 0 and (self.cut or "loss" not in row):
             self.out.job.counts.broken_records += 1
             return True
-        row.setdefault("step", float(found[1]))
-        self.out.step(row, total=integer(found[2]) + 1)
+        if integer(found[1]) == 0:  # later epochs count afresh
+            row.setdefault("step", float(found[2]))
+        self.out.step(row, total=integer(found[3]) + 1)
         return True
 
 
