@@ -231,6 +231,7 @@ class HFTrainer(LineDialect):
         self._progress = ProgressBars()
         self._open = ""  # a record that the next line goes on with: a terminal wrapped it
         self._entries_before = dict[str, str]()
+        self._before: list[ProgressBars] = []  # of runs that ended
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -274,7 +275,7 @@ class HFTrainer(LineDialect):
             return True
         self._entries_before = entries
         if self._ended and self._progress.records:  # a page goes on with another run
-            self._hand_out()
+            self._before.append(self._progress)
             self._progress, self._ended = ProgressBars(), False
         row = {
             ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
@@ -329,14 +330,14 @@ class HFTrainer(LineDialect):
 
     def finish(self) -> None:
         """Number the records and hand them out."""
-        self._hand_out()
-        self._world()
-
-    def _hand_out(self) -> None:
-        """Hand out the records of a run."""
+        done = Ending("completed", "the trainer printed its metrics of the whole run")
+        for progress in self._before:
+            progress.hand_out(self.out)
+            self.out.end(done)
         if self._progress.records:
             self._progress.hand_out(self.out)
         else:
             self._progress.hand_out_alone(self.out)
+        self._world()
         if self._ended:
-            self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))
+            self.out.end(done)
