@@ -1695,3 +1695,36 @@ def test_a_dict_that_two_ranks_print_is_one_record(tmp_path):
         for rank in (0, 1)
     )
     assert told(read(tmp_path, text), "n_records", "loss_first", "loss_last") == (3, 4, 2)
+
+
+def test_a_record_of_composer_without_its_head_is_left_out(tmp_path):
+    record = (
+        "         Train loss/train/total: {loss}\n         Train throughput/samples_per_sec: 2.5\n"
+    )
+    text = "ner/global_step: 2\n" + record.format(loss=5.5)
+    found = read(tmp_path, text + "[batch=15/15]:\n" + record.format(loss=4.5))
+    assert told(found, "n_records", "first_step", "loss_first") == (1, 15, 4.5)
+
+
+def test_an_inner_iteration_is_no_step_and_a_part_of_the_loss_is_no_loss(tmp_path):
+    line = (
+        "train | inner iter: {n}/ 8 | global iter: 1{n}/ 5000| tot_loss: {n}.5 | rl_loss: -0.25 | "
+        "lr: 2.5e-07 | time: 1.5\n"
+    )
+    found = read(tmp_path, "".join(line.format(n=n) for n in (2, 3, 4)))
+    assert told(found, "n_records", "first_step", "loss_first", "loss_last") == (3, 12, 2.5, 4.5)
+
+
+def test_rwkv_says_the_step_behind_the_epoch(tmp_path):
+    line = "miniE {n} s {s} prog 20.00% : ppl 5.4 loss 1.{n} lr 3e-04: "
+    line += "100%|# | 8/8 [00:04<00:00, 2.00it/s]"
+    found = read(tmp_path, "".join(line.format(n=n, s=n * 8) + "\n" for n in (1, 2, 3)))
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (3, 8, 24, 1.3)
+    assert found["step_seconds_median"] == 0.5
+
+
+def test_sizes_may_be_said_in_short(tmp_path):
+    text = "iter 0: loss 9.5, iter time: 500.00ms\niter 4: loss 8.5, iter time: 250.00ms\n"
+    found = read(tmp_path, text + "Seq Length: 4096\nMicro BS: 2\nGlobal BS: 6\n")
+    names = ("sequence_length", "micro_batch_size", "global_batch_size")
+    assert told(found, *names) == (4096, 2, 6)

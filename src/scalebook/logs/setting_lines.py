@@ -89,8 +89,8 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
-    "atch size", "teps = ", "GPUs = ", "length", "orld", " --", "dtype", "DTYPE", "precision",
-    "'--", "MEMBER", "model_name", "base_model", "oading model", "oading base model", "model: ",
+    "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
+    "precision", "'--", "MEMBER", "model_name", "base_model", "oading model", "oading base model", "model: ",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
@@ -99,7 +99,8 @@ _WORLD = re.compile(
 )
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
 _SPOKEN = re.compile(
-    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:sequence|context) length)"
+    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:global|micro) BS"
+    r"|(?:sequence|seq|context) length)"
     r"(?:\s*[:=]\s*| is )([\d,]{1,12})(?![\w,]|\.\d| *(?:tokens|tok\b))"
 )
 _FORMAT = re.compile(
