@@ -412,3 +412,11 @@ def test_a_damaged_mesh_of_devices_is_no_size_and_raises_nothing(tmp_path, mesh)
     said = f"Building 1-D device mesh with ['dp'], [{mesh}]\n"
     (found,) = check_bytes(tmp_path / "a.log", "".join([said, *lines]).encode())
     assert found["world_size"] is None
+
+
+def test_the_few_lines_of_another_rank_are_no_records_of_the_labelled_one(tmp_path):
+    line = "[rank{rank}]:[titan] step: {n}  loss: {loss}  memory: 9.00GiB(20.00%)  tps: 4,096\n"
+    text = "".join(line.format(rank=0, n=n, loss=7.5) for n in range(1, 41))
+    (log := tmp_path / "a.log").write_text(text + line.format(rank=1, n=41, loss=9.5))
+    (job,) = read(log)
+    assert (job["n_records"], job["last_step"], job["loss_last"]) == (40, 40, 7.5)

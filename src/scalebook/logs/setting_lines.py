@@ -90,7 +90,8 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
-    "precision", "'--", "MEMBER", "model_name", "base_model", "oading model", "oading base model", "model: ",
+    "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
+    "oading base model", "model: ",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"

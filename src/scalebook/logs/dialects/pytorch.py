@@ -45,7 +45,8 @@ class TorchTitan(LineDialect):
             row["loss"] = MISSING
         row["step"], row["clock"] = float(found[1]), self.clock(line)
         primus = _RANK.search(line)
-        rank = integer(primus[1]) if primus else split_rank(line)[0]
+        named = integer(primus[1]) if primus else split_rank(line)[0]
+        rank = self.rank if named is None else named
         self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
         if primus:
             self.out.tell("world_size", integer(primus[2]))
