@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import hashlib
 import io
 import lzma
@@ -118,35 +119,16 @@ LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted
 # A log shrinks 10 to 200 times. Beyond both of these a file is a decompression bomb.
 BOMB_BYTES = 256 << 20
 BOMB_RATIO = 600
-_GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
 _ZSTD_HEADER = 18  # bytes, at most
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _XZ, _BZIP2, _ZIP = b"\xfd7zX", tuple(b"BZh%d" % level for level in range(1, 10)), b"PK\x03\x04"
 _XZ_BYTES = 256 << 20  # of memory to unpack with; xz -9 asks for 65 MiB
 
 
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    while piece := stream.read(CHUNK_BYTES):
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    read = stream.read1 if isinstance(stream, gzip.GzipFile) else stream.read  # all until damage
+    while piece := read(CHUNK_BYTES):
         yield piece
-
-
-def _gunzip(raw: BinaryIO) -> Iterator[bytes]:
-    """Yield what a gzip file of any number of members holds, in pieces of at most a MiB.
-
-    Raises:
-        zlib.error: the data is damaged.
-        EOFError: it ends within a member; everything before was yielded.
-    """
-    unpacker, packed = zlib.decompressobj(_GZIP_FORMAT), b""
-    while packed := packed or raw.read(CHUNK_BYTES):
-        if unpacker.eof:
-            unpacker = zlib.decompressobj(_GZIP_FORMAT)
-        piece = unpacker.decompress(packed, CHUNK_BYTES)
-        packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-        if piece:
-            yield piece
-    if not unpacker.eof:
-        raise EOFError("the end of the compressed data is missing")
 
 
 def _unpack(
@@ -269,7 +251,7 @@ class Source:
         """Yield pieces until the end, or until the data is damaged, which is noted."""
         try:
             if magic.startswith(_GZIP):
-                yield from _gunzip(raw)
+                yield from _pieces(gzip.GzipFile(fileobj=raw))
             elif magic == _ZSTD:
                 yield from _unzstd(raw, self.path)
             elif magic == _XZ:
