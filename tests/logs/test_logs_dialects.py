@@ -87,7 +87,7 @@ W, T, P, C, E, D, G, M, S = (
 SIZES: dict[str, dict[str, int]] = {
     "megatron_2024.log": {W: 32, T: 2, P: 2, C: 2, E: 1, D: 4, G: 96, M: 3, S: 2048},
     "megatron_2021_windows.log": {W: 12, G: 24, M: 2, S: 512},
-    "megatron_2020_effective.log": {W: 8, S: 1024},
+    "megatron_2020_effective.log": {W: 8, M: 4, S: 1024},
     "megatron_deepspeed_2021.log": {W: 8, T: 1, P: 4, D: 2, G: 64, M: 4, S: 256},
     "megatron_deepspeed_seconds.log": {G: 512, S: 1024, W: 64},
     "primus_ansi.log": {W: 16, G: 48, S: 4096},
@@ -1672,7 +1672,7 @@ def test_a_page_of_two_hugging_face_runs_has_two_jobs_with_the_steps_of_their_ep
     entry = "{{'loss': {loss}, 'grad_norm': 0.2, 'learning_rate': 4e-05, 'epoch': {epoch}}}\n"
     end = "{'train_runtime': 200.0, 'train_samples_per_second': 5.0, 'epoch': 1.0}\n"
     end += "100%|####| 125/125 [03:20<00:00,  1.60s/it]\n"
-    text = ""
+    text = "Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00,  1.00s/it]\n"
     for first in (2.5, 1.5):
         losses = [first - 0.1 * n for n in range(6)]
         epochs = (0.16, 0.32, 0.48, 0.64, 0.8, 0.96)

@@ -17,7 +17,7 @@ MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is count
 MOST_JOBS = 1000
 _AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
-_SAME_FIRST_LOSS = 1e-3  # those of the first: before it, all trainings of a model are close
+_SAME_FIRST_LOSS = 2e-3  # those of the first: before it, all trainings of a model are close
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
 COUNTED = ("step", "skipped", "nan")

@@ -39,8 +39,9 @@ _PREFIX = re.compile(
 
 # What stands before every line and says nothing: a stream, a pod, a host, a quotation.
 _LABEL = re.compile(
-    r"\[[\w./,-]{1,60}\](?:<std(?:out|err)>)?:? ?|\([\w.-]{1,60},? pid=\d+[^)\n]{0,80}\) ?"
-    r"|[A-Za-z][\w.-]{0,60}\d *[:|] ?|\d{1,5}: ?|(?:INFO|DEBUG|WARNING):[\w.]{1,60}:|> ?|[ \t]+"
+    r" ?(?:\[[\w./,-]{1,60}\](?:<std(?:out|err)>)?:? ?|\([\w.-]{1,60},? pid=\d+[^)\n]{0,80}\) ?"
+    r"|[A-Za-z][\w.-]{0,60}\d *[:|] ?|\d{1,5}: ?|(?:INFO|DEBUG|WARNING):[\w.]{1,60}:|> ?)"
+    r"|[ \t]{2,}"
 )
 _FEWEST_LABELLED, _LABELLED = 2, 0.95  # lines, and which share of them
 _HEAD = 1 << 16  # characters that are looked at

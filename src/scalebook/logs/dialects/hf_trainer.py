@@ -22,6 +22,7 @@ from scalebook.logs.numbers import (
     whole,
 )
 from scalebook.logs.pairs import BAR, bar_seconds, bar_state, seconds_from, tokens_from_totals
+from scalebook.logs.source import split_rank
 
 # The bar of loading or of preparing data: it says what it counts.
 _NAMED_BAR = re.compile(r"^(?!.*(?i:train|epoch|step|iter))[ \t]*[A-Za-z][^|]*: *\d+%\|")
@@ -139,8 +140,8 @@ class ProgressBars:
                 hits += inside and record.span is not None
             if hits and 2 * between > len(seen) and (best is None or hits > best[0]):
                 best = (hits, length)
-        if not seen or (self.redrawn and not best):
-            return self.total / self.epochs if self.epochs > 0 else None
+        if best is None and self.epochs > 0 and self.last_bar == self.total:
+            return self.total / self.epochs
         return best[1] if best else None
 
     def hand_out(self, out: Collector) -> None:
@@ -230,7 +231,8 @@ class HFTrainer(LineDialect):
         super().__init__()
         self._progress = ProgressBars()
         self._open = ""  # a record that the next line goes on with: a terminal wrapped it
-        self._entries_before = dict[str, str]()
+        self._last: tuple[int | None, dict[str, str]] = (None, {})  # rank and record
+        self._rank: int | None = None
         self._before: list[ProgressBars] = []  # of runs that ended
 
     @classmethod
@@ -240,7 +242,7 @@ class HFTrainer(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
-        taken = False
+        taken, self._rank = False, split_rank(line)[0]
         line, self._open = self._open + line, ""
         if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
             line = "{" + line
@@ -266,17 +268,18 @@ class HFTrainer(LineDialect):
         if "train_runtime" in entries and "loss" not in entries:
             self._whole_run(entries)
             return True
-        if "total_steps" in entries and entries.get("current_steps") == entries["total_steps"]:
-            self._ended = True  # the last record of LLaMA-Factory has no loss
+        last = entries.get("current_steps", "") == entries.get("total_steps")
         if not all(entries.keys() & some for some in _RECORD):
+            self._ended = self._ended or last  # the last record of LLaMA-Factory has no loss
             return False
-        if entries == self._entries_before:  # of another rank
-            self.out.job.counts.duplicate_records += 1
+        before, self._last = self._last, (self._rank, entries)
+        if None not in (before[0], self._rank) and before[0] != self._rank and before[1] == entries:
+            self.out.job.counts.duplicate_records += 1  # of another rank
             return True
-        self._entries_before = entries
         if self._ended and self._progress.records:  # a page goes on with another run
             self._before.append(self._progress)
-            self._progress, self._ended = ProgressBars(), False
+            self._progress = ProgressBars()
+        self._ended = last
         row = {
             ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
             for key, ours in _COLUMNS.items()
@@ -306,7 +309,8 @@ class HFTrainer(LineDialect):
                 rate = name.removeprefix("train_")
                 self.out.job.rates[rate] = number(value)
                 self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
-        self._progress.epochs = number(entries.get("epoch", ""))
+        if "epoch" in entries:
+            self._progress.epochs = number(entries["epoch"])
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True
