@@ -87,7 +87,7 @@ W, T, P, C, E, D, G, M, S = (
 SIZES: dict[str, dict[str, int]] = {
     "megatron_2024.log": {W: 32, T: 2, P: 2, C: 2, E: 1, D: 4, G: 96, M: 3, S: 2048},
     "megatron_2021_windows.log": {W: 12, G: 24, M: 2, S: 512},
-    "megatron_2020_effective.log": {W: 8, S: 1024},
+    "megatron_2020_effective.log": {W: 8, M: 4, S: 1024},
     "megatron_deepspeed_2021.log": {W: 8, T: 1, P: 4, D: 2, G: 64, M: 4, S: 256},
     "megatron_deepspeed_seconds.log": {G: 512, S: 1024, W: 64},
     "primus_ansi.log": {W: 16, G: 48, S: 4096},
@@ -1562,3 +1562,169 @@ def test_memory_under_a_name_that_ends_in_mb_is_in_mib(tmp_path):
     path = tmp_path / "a.log"
     path.write_text(entry + "'total_peak_memory_allocated_MB': 2048.0}\n")
     assert logs.read(path).jobs[0].table.values("allocated_gib") == [2.0]
+
+
+def test_an_iteration_line_may_have_equals_signs_and_underscores(tmp_path):
+    line = (
+        "[2026-03-01 10:00:0{n},250000][I][megatron/training_log:402]  iteration=  10{n}/  900 | "
+        "consumed_samples=   {n}00 | elapsed_time_per_iteration_ms={ms}.0 | learning_rate=2e-05 | "
+        "global_batch_size=  100 | lm loss={loss}.5 | actual_seqlen= 512 | "
+        "number_of_skipped_iterations=  {n} | number_of_nan_iterations=  0 | "
+        "tokens_per_gpu_per_second_tgs=640.0 | [LM]TFLOPs=50.00 |\n"
+    )
+    text = "".join(line.format(n=n, ms=m, loss=9 - n) for n, m in ((1, 900), (2, 400), (3, 500)))
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step", "loss_first") == (3, 101, 103, 8.5)
+    assert found["step_seconds_median_excluding_first"] == pytest.approx(0.45)
+    assert told(found, "global_batch_size", "sequence_length") == (100, 512)
+    assert told(found, "skipped_iterations", "nan_iterations") == (6, 0)
+    each = found["tokens_per_second_per_gpu_median"]
+    assert (each, found["tflops_per_second_per_gpu_logged_median"]) == (640.0, 50.0)
+
+
+ITERATION = " iteration {n}/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: {loss} |\n"
+
+
+def test_megatron_says_the_groups_that_it_initialised(tmp_path):
+    text = "> initialized tensor model parallel with size 8\n"
+    text += "> initialized pipeline model parallel with size 2\n" + ITERATION.format(n=1, loss=5.0)
+    assert told(read(tmp_path, text), "tensor_parallel_size", "pipeline_parallel_size") == (8, 2)
+
+
+def test_deepspeed_counts_replicas_and_old_megatrons_batch_is_a_micro_batch(tmp_path):
+    text = (
+        "using world size: 64 and model-parallel size: 4\n"
+        "  batch_size ...................... 48\n"
+        "[INFO] [config.py:9:print]   train_batch_size ............. 768\n"
+        "[INFO] [config.py:9:print]   world_size ................... 16\n"
+    )
+    found = read(tmp_path, text + ITERATION.format(n=1, loss=5.0))
+    assert told(found, "world_size", "data_parallel_size") == (64, 16)
+    assert told(found, "global_batch_size", "micro_batch_size") == (768, 48)
+
+
+@pytest.mark.parametrize("before", ["7: ", "2026-03-01 ", "INFO "])
+def test_a_wrapped_loss_behind_other_figures_is_missing_not_wrong(tmp_path, before):
+    record = ITERATION.format(n=1, loss="\n" + before + "2.5").lstrip()
+    found = read(tmp_path, "Ready.\n" + record)
+    assert told(found, "n_records", "loss_first") == (1, None)
+    assert read(tmp_path, ITERATION.format(n=1, loss="\n2.5"))["loss_first"] == 2.5
+
+
+def test_a_stage_of_a_pipeline_that_has_no_loss_prints_none(tmp_path):
+    line = "step: {n}  loss: -1.00000  memory: 9.00GiB(20.00%)  tps: 4,096  mfu: 30.00%\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert told(found, "n_records", "loss_first", "loss_last") == (2, None, None)
+
+
+def test_ms_swift_prints_the_rates_of_a_gpu_and_of_the_job(tmp_path):
+    entry = (
+        "{{'loss': '2.0', 'epoch': '0.0{n}', 'global_step/max_steps': '{n}/9', "
+        "'tokens_per_gpu_per_sec': '{n}00.5', 'tokens_global_per_sec': '{n}000'}}\n"
+    )
+    found = read(tmp_path, "".join(entry.format(n=n) for n in (1, 2, 3, 4)))
+    assert told(found, "n_records", "tokens_per_second_median") == (4, 3000)
+    assert found["tokens_per_second_per_gpu_median"] == 300.5
+
+
+def test_mlperf_of_gpt3_counts_tokens_and_times_its_steps(tmp_path):
+    event = ':::MLLOG {{"time_ms": 1, "key": "{key}", "value": {value}, "metadata": {{{more}}}}}\n'
+    text = event.format(key="submission_benchmark", value='"gpt3"', more="")
+    text += event.format(key="global_batch_size", value=16, more="")
+    text += event.format(key="max_sequence_length", value=2048, more="")
+    for n in (1, 2, 3):
+        value = f'{{"train_step_timing": {n}.5}}'
+        text += event.format(key="tracked_stats", value=value, more=f'"step": {n * 16 * 2048}')
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step") == (3, 1, 3)
+    assert found["step_seconds_median_excluding_first"] == 3.0
+    assert found["tokens_per_second_median"] == pytest.approx(16 * 2048 / 3)
+
+
+@pytest.mark.parametrize(("second", "jobs"), [("12.2611", 2), ("12.2256", 1)])
+def test_runs_of_one_model_begin_with_nearly_the_same_loss(tmp_path, second, jobs):
+    line = "step: {n}  loss: {loss}  memory: 9.00GiB(20.00%)  tps: 4,096  mfu: 30.00%\n"
+    text = line.format(n=1, loss="12.2254") + line.format(n=10, loss="10.7069")
+    text += "\nCompare it with bfloat16:\n\n" + line.format(n=1, loss=second)
+    path = tmp_path / "a.log"
+    path.write_text(text + line.format(n=10, loss="10.4260"))
+    assert len(logs.read(path).jobs) == jobs
+
+
+def test_a_bar_of_nemo_without_a_rate_gives_the_step_that_is_rounded(tmp_path):
+    bar = (
+        "Epoch 0: :   0%|          | 2000/603000 [1:03:17<317:00:58, v_num=, "
+        "reduced_train_loss=2.600, global_step=2e+3, train_step_timing in s=1.900]\n"
+    )
+    found = read(tmp_path, bar)
+    assert told(found, "n_records", "first_step", "loss_first") == (1, 1999, 2.6)
+    assert found["step_seconds_median"] == 1.9
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 10), (1, None)])
+def test_an_iteration_of_a_later_epoch_is_no_step(tmp_path, epoch, step):
+    line = f"Training epoch {epoch}, iteration 10/999 | lr: 0.001 | reduced_train_loss: 5.0 | "
+    found = read(tmp_path, line + "train_step_timing in s: 46.84\n")
+    assert told(found, "n_records", "first_step") == (1, step)
+
+
+def test_a_page_of_two_hugging_face_runs_has_two_jobs_with_the_steps_of_their_epochs(tmp_path):
+    entry = "{{'loss': {loss}, 'grad_norm': 0.2, 'learning_rate': 4e-05, 'epoch': {epoch}}}\n"
+    end = "{'train_runtime': 200.0, 'train_samples_per_second': 5.0, 'epoch': 1.0}\n"
+    end += "100%|####| 125/125 [03:20<00:00,  1.60s/it]\n"
+    text = "Loading checkpoint shards: 100%|##| 2/2 [00:01<00:00,  1.00s/it]\n"
+    for first in (2.5, 1.5):
+        losses = [first - 0.1 * n for n in range(6)]
+        epochs = (0.16, 0.32, 0.48, 0.64, 0.8, 0.96)
+        text += "".join(
+            entry.format(loss=f"{loss:.1f}", epoch=at)
+            for loss, at in zip(losses, epochs, strict=True)
+        )
+        text += end + "\nNow without adapters:\n\n"
+    (path := tmp_path / "a.md").write_text(text)
+    jobs = logs.read(path).jobs
+    assert [list(job.table.column("step")) for job in jobs] == [[20, 40, 60, 80, 100, 120]] * 2
+    assert [job.table.column("loss")[0] for job in jobs] == [2.5, 1.5]
+
+
+def test_a_dict_that_two_ranks_print_is_one_record(tmp_path):
+    entry = "[rank{rank}]: {{'loss': {loss}, 'grad_norm': 0.5, 'lr': 1e-05, 'epoch': {epoch}}}\n"
+    text = "".join(
+        entry.format(rank=rank, loss=5 - epoch, epoch=epoch)
+        for epoch in (1, 2, 3)
+        for rank in (0, 1)
+    )
+    assert told(read(tmp_path, text), "n_records", "loss_first", "loss_last") == (3, 4, 2)
+
+
+def test_a_record_of_composer_without_its_head_is_left_out(tmp_path):
+    record = (
+        "         Train loss/train/total: {loss}\n         Train throughput/samples_per_sec: 2.5\n"
+    )
+    text = "ner/global_step: 2\n" + record.format(loss=5.5)
+    found = read(tmp_path, text + "[batch=15/15]:\n" + record.format(loss=4.5))
+    assert told(found, "n_records", "first_step", "loss_first") == (1, 15, 4.5)
+
+
+def test_an_inner_iteration_is_no_step_and_a_part_of_the_loss_is_no_loss(tmp_path):
+    line = (
+        "train | inner iter: {n}/ 8 | global iter: 1{n}/ 5000| tot_loss: {n}.5 | rl_loss: -0.25 | "
+        "lr: 2.5e-07 | time: 1.5\n"
+    )
+    found = read(tmp_path, "".join(line.format(n=n) for n in (2, 3, 4)))
+    assert told(found, "n_records", "first_step", "loss_first", "loss_last") == (3, 12, 2.5, 4.5)
+
+
+def test_rwkv_says_the_step_behind_the_epoch(tmp_path):
+    line = "miniE {n} s {s} prog 20.00% : ppl 5.4 loss 1.{n} lr 3e-04: "
+    line += "100%|# | 8/8 [00:04<00:00, 2.00it/s]"
+    found = read(tmp_path, "".join(line.format(n=n, s=n * 8) + "\n" for n in (1, 2, 3)))
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (3, 8, 24, 1.3)
+    assert found["step_seconds_median"] == 0.5
+
+
+def test_sizes_may_be_said_in_short(tmp_path):
+    text = "iter 0: loss 9.5, iter time: 500.00ms\niter 4: loss 8.5, iter time: 250.00ms\n"
+    found = read(tmp_path, text + "Seq Length: 4096\nMicro BS: 2\nGlobal BS: 6\n")
+    names = ("sequence_length", "micro_batch_size", "global_batch_size")
+    assert told(found, *names) == (4096, 2, 6)

@@ -200,6 +200,69 @@ def test_random_bytes_are_of_no_dialect_and_raise_nothing(tmp_path, junk):
         assert summary["n_records"] == 0
 
 
+LABELS = (
+    "0: ", "[rank0]: ", "[default0]:", "[1,0]<stdout>: ", "worker-0: ", "trainer-1  | ",
+    "[pod/job-worker-0/pytorch] ", "(main, pid=4112) ", "[stdout] ", "INFO:root:", "> ",
+    "[pod/a-0/b] [rank0]:",
+)  # fmt: skip
+TEXTS = [path for path in EXCERPTS if path.suffix in (".log", ".txt")]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_what_only_names_the_source_of_each_line_changes_nothing(tmp_path, path):
+    plain = path.read_text("utf-8").replace("\r\n", "\n").rstrip("\n") + "\n"
+    copy = tmp_path / path.name
+    copy.write_text(plain, "utf-8")
+    expected = read(copy)
+    for label in LABELS:
+        copy.write_text(re.sub(r"^(?=[^\n]*\S)", label, plain, flags=re.MULTILINE), "utf-8")
+        for job, other in zip(read(copy), expected, strict=True):
+            said = {"reason": other["reason"]}  # it may name the rank
+            assert job | said == other, label
+
+
+@pytest.mark.parametrize("stamp", ["2026-03-01T10:00:00.123456789Z ", "Mar  1 10:00:00 n1 py[7]: "])
+@pytest.mark.parametrize("name", ["hf_metrics.txt", "nvidia_dmon.txt", "nemo_rl.log"])
+def test_a_time_stamp_before_each_line_hides_no_record_of_many_lines(tmp_path, name, stamp):
+    plain, copy = (LOGS / name).read_text("utf-8"), tmp_path / name
+    copy.write_text(re.sub(r"^(?=[^\n]*\S)", stamp, plain, flags=re.MULTILINE), "utf-8")
+    assert read(copy) == read(LOGS / name)
+
+
+def test_the_time_that_the_trainer_prints_counts_not_that_of_the_container(tmp_path):
+    lines = [
+        f"2026-03-01T10:00:59.123456789Z [titan] 2026-03-01 10:00:{second},500 - root - INFO - "
+        f"step: {step}  loss: 7.5  memory: 10.00GiB(50.00%)  tps: 4,096  mfu: 30.00%\n"
+        for step, second in ((1, "10"), (11, "30"), (21, "50"))
+    ]
+    (log := tmp_path / "titan.log").write_text("".join(lines))
+    assert read(log)[0]["step_seconds_median"] == 2.0  # 20 s for 10 steps
+
+
+def test_a_label_of_all_lines_is_the_rank_of_a_failure(tmp_path):
+    (log := tmp_path / "oom.log").write_text(
+        "[rank3]: iteration 1/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: 2.0 |\n"
+        "[rank3]: iteration 2/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: 2.0 |\n"
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    (job,) = read(log)
+    assert (job["status"], job["n_records"]) == ("out_of_memory", 2)
+    assert "on rank 3" in job["reason"]
+
+
+def test_prefixes_of_several_ranks_are_no_label(tmp_path):
+    (log := tmp_path / "two.log").write_text(
+        "".join(
+            f"[rank{rank}]:[titan] 2026-03-01 10:00:{step:02d},000 - root - INFO - step: {step}  "
+            f"loss: {8 - rank}.0  memory: 10.00GiB(50.00%)  tps: 4,096  mfu: 30.00%\n"
+            for step in (1, 2, 3)
+            for rank in (0, 1)
+        )
+    )
+    (job,) = read(log)
+    assert (job["n_records"], job["loss_first"], job["loss_last"]) == (3, 8.0, 8.0)
+
+
 @pytest.mark.parametrize("name", [path.name for path in EXCERPTS])
 def test_carriage_returns_and_colours_change_nothing(tmp_path, name):
     data = (LOGS / name).read_bytes()
@@ -349,3 +412,11 @@ def test_a_damaged_mesh_of_devices_is_no_size_and_raises_nothing(tmp_path, mesh)
     said = f"Building 1-D device mesh with ['dp'], [{mesh}]\n"
     (found,) = check_bytes(tmp_path / "a.log", "".join([said, *lines]).encode())
     assert found["world_size"] is None
+
+
+def test_the_few_lines_of_another_rank_are_no_records_of_the_labelled_one(tmp_path):
+    line = "[rank{rank}]:[titan] step: {n}  loss: {loss}  memory: 9.00GiB(20.00%)  tps: 4,096\n"
+    text = "".join(line.format(rank=0, n=n, loss=7.5) for n in range(1, 41))
+    (log := tmp_path / "a.log").write_text(text + line.format(rank=1, n=41, loss=9.5))
+    (job,) = read(log)
+    assert (job["n_records"], job["last_step"], job["loss_last"]) == (40, 40, 7.5)

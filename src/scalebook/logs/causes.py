@@ -137,15 +137,15 @@ class Ending:
     sentence: str | None = None
 
 
-def ending(line: str) -> Ending | None:
-    """Return what a line says about the end of the run, None where it says nothing."""
+def ending(line: str, rank: int | None = None) -> Ending | None:
+    """Return what a line (of a rank) says of the end of the run, None where it says nothing."""
     shown = line.strip()[:300]
     if any(piece in line for piece in PIECES):
         found = search([line[:_LONGEST]], LOG_RULES)
         if found is not None:
             weight = _OF_A_RULE - LOG_RULES.index(found.rule)
             rule = found.rule
-            return Ending(rule.status, shown, weight, rule.cause, sentence(found, None))
+            return Ending(rule.status, shown, weight, rule.cause, sentence(found, rank))
     for piece, status in ENDINGS:
         if piece in line:
             return Ending(status, shown, _WEIGHT[status])

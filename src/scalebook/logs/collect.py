@@ -17,6 +17,7 @@ MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is count
 MOST_JOBS = 1000
 _AT_ONCE = 2.0  # s between the records that ranks print of one step
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
+_SAME_FIRST_LOSS = 2e-3  # those of the first: before it, all trainings of a model are close
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
 COUNTED = ("step", "skipped", "nan")
@@ -209,7 +210,8 @@ class Collector:
              if at == row.get("step")),
             math.nan,
         )  # fmt: skip
-        return abs(row.get("loss", math.nan) - known) > SAME_LOSS * abs(known)  # false for NaN
+        same = _SAME_FIRST_LOSS if afresh else SAME_LOSS
+        return abs(row.get("loss", math.nan) - known) > same * abs(known)  # false for NaN
 
     def _other_rank(self, rank: int | None) -> bool:
         if rank is None:

@@ -11,7 +11,7 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, clock_of, columns, integer, number, scaled
 from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
 
-RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
+RECORD = re.compile(r"\biteration[:=]?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
 _WHOLE = re.compile(r"\d $")  # a figure that a blank ends
 _SPACE = re.compile(r"\s+")
@@ -26,7 +26,7 @@ _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
 def column_of(key: str) -> tuple[str, float] | None:
     """Return the column of a key and its scale; forks spell rates in their own ways."""
-    found = COLUMN_OF.get(key)
+    found = COLUMN_OF.get(key) or COLUMN_OF.get(key.replace("_", ""))
     if found or "loss" in key or "hardware" in key:
         return found
     if "tflop" in key:
@@ -59,8 +59,10 @@ Digits = Callable[[str, str, float], None]
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the name and the value of a field: ``lm loss: 5.1``, or ``lm loss 5.1``."""
+    """Return the name and the value of a field: ``lm loss: 5.1``, ``=5.1``, or ``lm loss 5.1``."""
     name, colon, value = text.partition(":")
+    if not colon:
+        name, colon, value = text.partition("=")
     if not colon:
         name, _, value = text.rstrip().rpartition(" ")
     return name, value
@@ -116,7 +118,7 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
     found = RECORD.search(line)
     if found is None or "|" in line[: found.start()] or not line.rstrip().endswith("|"):
         return None
-    pattern = rf"iteration:? ++(\d++) *+/ *+{total} *+\|"
+    pattern = rf"iteration[:=]? ++(\d++) *+/ *+{total} *+\|"
     columns: list[tuple[str, float]] = [("step", 1.0)]
     keys = {key_of(_split(text)[0]) for text in line.split("|")}
     taken = {"step"}
@@ -129,7 +131,7 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
             pattern += r"[^|\n]*+\|"
         else:
             plain = _PLAIN.fullmatch(value)
-            pattern += rf" *+{re.escape(name.strip())}:? *+([\d.eE+-]++)"
+            pattern += rf" *+{re.escape(name.strip())}[:=]? *+([\d.eE+-]++)"
             pattern += r" *+\|" if plain else r"[^|\n]*+\|"
             columns.append(column)
             taken.add(column[0])
@@ -167,8 +169,9 @@ def _goes_on(record: str, line: str) -> bool:
         return False
     tail = record.rpartition("|")[2]
     first = line.partition("|")[0]
-    if ":" in tail and ":" not in first:  # wrapped inside a value
-        return is_key(key_of(tail.partition(":")[0])) and "|" in line
+    if ":" in tail:  # wrapped inside a value
+        figure = _PLAIN.fullmatch(first) and (tail.endswith(":") or "|" in line)
+        return bool(figure) and is_key(key_of(tail.partition(":")[0]))
     return ":" in first and is_key(key_of((tail + first).partition(":")[0]))
 
 

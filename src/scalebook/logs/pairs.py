@@ -109,10 +109,12 @@ RATES = {
 }
 TIMED = {"seconds", *RATES}
 _STEP = re.compile(
-    r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
+    r"(?<![\w/])(?<!inner )(?<!micro )(?:global[ _]?)?"
+    r"(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
     r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
     r"|^(\d{1,9})/(\d{1,9})(?= +(?:train_)?loss:)"
-    r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
+    r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]"  # MMEngine and XTuner
+    r"|\bminiE \d+ s (\d{1,9})\b",  # RWKV-LM
     re.IGNORECASE,
 )
 _BATCH = re.compile(r"(?<![\w/])[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
@@ -194,7 +196,7 @@ def _step_at(line: str, row: dict[str, float]) -> int | None:
         row["step"] = float(max(epoch - 1, 0) * each + done)
         return epochs * each or None
     if found := _STEP.search(line):
-        row["step"] = float(integer(found[1] or found[3] or found[5]))
+        row["step"] = float(integer(found[1] or found[3] or found[5] or found[7]))
         total = found[2] or found[4] or found[6]
         return integer(total) if total else None
     if found := _BATCH.search(line):

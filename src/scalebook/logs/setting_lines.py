@@ -19,7 +19,8 @@ _FORMATS = names("formats")
 _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
-    r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model-)?parallel)[- ]size: (\d+)"
+    r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model[- ])?parallel)"
+    r"(?:[- ]size: | with size )(\d+)"
 )
 _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
@@ -63,7 +64,7 @@ def device_in(text: str) -> str | None:
     return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
 
 
-GROUP_PIECES = ("using world size", "tensor parallel size: ")
+GROUP_PIECES = ("using world size", "tensor parallel size: ", " model parallel with size ")
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
 # Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
@@ -88,8 +89,9 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 # Sizes and the number format in lines of any trainer or launcher, and options of a command.
 STATED_PIECES = (
-    "atch size", "teps = ", "GPUs = ", "length", "orld", " --", "dtype", "DTYPE", "precision",
-    "'--", "MEMBER", "model_name", "base_model", "oading model", "oading base model", "model: ",
+    "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
+    "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
+    "oading base model", "model: ",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
@@ -98,7 +100,8 @@ _WORLD = re.compile(
 )
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
 _SPOKEN = re.compile(
-    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:sequence|context) length)"
+    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:global|micro) BS"
+    r"|(?:sequence|seq|context) length)"
     r"(?:\s*[:=]\s*| is )([\d,]{1,12})(?![\w,]|\.\d| *(?:tokens|tok\b))"
 )
 _FORMAT = re.compile(
@@ -224,14 +227,18 @@ def _value(name: str, text: str) -> tuple[str, Value] | None:
 def dotted(line: str) -> tuple[str, Value] | None:
     """Return the setting of a ``name ....... value`` line, None where it is unknown.
 
-    DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, so that
-    only its batch sizes are taken.
+    DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, and only
+    its batch sizes are taken besides. Megatron's ``batch_size`` was that of a micro batch.
     """
     found = _DOTTED.search(line)
     if found is None:
         return None
     name = found[1]
-    if ":print]" in line and not name.startswith("train_") and name not in _FORMATS:
+    if ":print]" in line and name == "world_size":
+        name = "data_parallel_size"
+    elif name == "batch_size":
+        name = "micro_batch_size"
+    elif ":print]" in line and not name.startswith("train_") and name not in _FORMATS:
         return None
     return _value(name, _ORIGIN.sub("", found[2]))
 
@@ -240,7 +247,7 @@ def group_sizes(line: str) -> Iterator[tuple[str, Value]]:
     """Yield the settings of a line that gives the sizes of the groups."""
     for encoder, kind, digits in _GROUP_SIZES.findall(line):
         if not encoder and integer(digits) >= 1:
-            name = re.sub("[- ]", "_", kind.replace("model-", ""))
+            name = re.sub("[- ](?:model[- ])?", "_", kind)
             yield f"{name}_size", integer(digits)
 
 
@@ -255,7 +262,7 @@ def assigned(line: str) -> tuple[str, Value] | None:
 def scan(text: str) -> Iterator[tuple[str, Value]]:
     """Yield the settings that dump lines of a cleaned text state, in order."""
     for line in text.split("\n"):
-        if " size: " in line and any(piece in line for piece in GROUP_PIECES):
+        if " size" in line and any(piece in line for piece in GROUP_PIECES):
             yield from group_sizes(line)
         elif ".. " in line:
             found = dotted(line)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import hashlib
 import io
 import lzma
+import math
 import re
 import zipfile
 import zlib
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
-from scalebook.logs.numbers import integer
+from scalebook.logs.numbers import clock_of, integer
 from scalebook.untrusted import opened
 
 _ANSI = re.compile(
@@ -33,6 +35,45 @@ _PREFIX = re.compile(
     r"|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>:|[\w.-]+/(?P<role>\d+) (?= ?\S)"
     r"|\([\w.-]+ pid=\d+[^)]*\) )"
 )
+
+
+# What stands before every line and says nothing: a stream, a pod, a host, a quotation.
+_LABEL = re.compile(
+    r" ?(?:\[[\w./,-]{1,60}\](?:<std(?:out|err)>)?:? ?|\([\w.-]{1,60},? pid=\d+[^)\n]{0,80}\) ?"
+    r"|[A-Za-z][\w.-]{0,60}\d *[:|] ?|\d{1,5}: ?|(?:INFO|DEBUG|WARNING):[\w.]{1,60}:|> ?)"
+    r"|[ \t]{2,}"
+)
+_FEWEST_LABELLED, _LABELLED = 2, 0.95  # lines, and which share of them
+_HEAD = 1 << 16  # characters that are looked at
+
+# What a container, GitHub, journald or Python's logging puts before each line.
+_OUTER_STAMP = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?: std(?:out|err) [FP]| - [\w.]+ - [A-Z]+ -)?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w.-]+\[\d+\]:) ",
+    re.MULTILINE,
+)
+
+
+def stamped_twice(text: str) -> bool:
+    """Whether nearly every line of a text begins with a time stamp, and most have another one."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    behind = [line[found.end() :] for line in lines if (found := _OUTER_STAMP.match(line))]
+    own = sum(not math.isnan(clock_of(line[:100])) for line in behind)
+    return len(behind) >= max(_LABELLED * len(lines), _FEWEST_LABELLED) and own > len(behind) / 2
+
+
+def label_of(text: str) -> str:
+    """Return what nearly every line of a text begins with if it only names a source, else ''."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    label, sample = "", lines[len(lines) // 2] if lines else ""
+    while len(lines) >= _FEWEST_LABELLED and (found := _LABEL.match(sample, len(label))):
+        longer = label + found[0].rstrip()
+        longer = longer if longer != label else label + found[0]
+        if sum(line.startswith(longer) for line in lines) < _LABELLED * len(lines):
+            break
+        label = longer
+    return label
 
 
 def encoding(start: bytes) -> str:
@@ -79,35 +120,16 @@ LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted
 # A log shrinks 10 to 200 times. Beyond both of these a file is a decompression bomb.
 BOMB_BYTES = 256 << 20
 BOMB_RATIO = 600
-_GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
 _ZSTD_HEADER = 18  # bytes, at most
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _XZ, _BZIP2, _ZIP = b"\xfd7zX", tuple(b"BZh%d" % level for level in range(1, 10)), b"PK\x03\x04"
 _XZ_BYTES = 256 << 20  # of memory to unpack with; xz -9 asks for 65 MiB
 
 
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    while piece := stream.read(CHUNK_BYTES):
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    read = stream.read1 if isinstance(stream, gzip.GzipFile) else stream.read  # all until damage
+    while piece := read(CHUNK_BYTES):
         yield piece
-
-
-def _gunzip(raw: BinaryIO) -> Iterator[bytes]:
-    """Yield what a gzip file of any number of members holds, in pieces of at most a MiB.
-
-    Raises:
-        zlib.error: the data is damaged.
-        EOFError: it ends within a member; everything before was yielded.
-    """
-    unpacker, packed = zlib.decompressobj(_GZIP_FORMAT), b""
-    while packed := packed or raw.read(CHUNK_BYTES):
-        if unpacker.eof:
-            unpacker = zlib.decompressobj(_GZIP_FORMAT)
-        piece = unpacker.decompress(packed, CHUNK_BYTES)
-        packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-        if piece:
-            yield piece
-    if not unpacker.eof:
-        raise EOFError("the end of the compressed data is missing")
 
 
 def _unpack(
@@ -189,8 +211,11 @@ class Source:
 
     path: Path
     notes: list[str] = field(default_factory=list[str])
+    bare: bool = False  # whether to drop the time stamps before the lines
+    rank: int | None = None  # that a label of every line names
     _hash: Any = field(default_factory=hashlib.sha256)
     _last: str = ""
+    _label: str | None = None
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -227,7 +252,7 @@ class Source:
         """Yield pieces until the end, or until the data is damaged, which is noted."""
         try:
             if magic.startswith(_GZIP):
-                yield from _gunzip(raw)
+                yield from _pieces(gzip.GzipFile(fileobj=raw))
             elif magic == _ZSTD:
                 yield from _unzstd(raw, self.path)
             elif magic == _XZ:
@@ -253,7 +278,7 @@ class Source:
 
     def texts(self) -> Iterator[str]:
         """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""
-        rest, codec = b"", ""
+        rest, codec, self._label = b"", "", None
         for piece in self.pieces():
             codec = codec or encoding(piece)
             data = rest + piece
@@ -264,11 +289,25 @@ class Source:
                 end = len(data) & ~1
             rest = data[end:]
             if end:
-                self._last = clean(data[:end], codec)
+                self._last = self._unlabelled(clean(data[:end], codec))
                 yield self._last
         if rest:
-            self._last = self._last[-LONGEST_LINE:] + clean(rest, codec)
-            yield clean(rest, codec)
+            text = self._unlabelled(clean(rest, codec))
+            self._last = self._last[-LONGEST_LINE:] + text
+            yield text
+
+    def _unlabelled(self, text: str) -> str:
+        """Return a text without what stands before each line, as the file's beginning shows it."""
+        if self._label is None:
+            self.bare = self.bare or stamped_twice(text[:_HEAD])
+            head = _OUTER_STAMP.sub("", text[:_HEAD]) if self.bare else text[:_HEAD]
+            self._label = label_of(head)
+            named = re.search(r"\[rank(\d{1,6})\]", self._label)  # of srun it is a task
+            self.rank = int(named[1]) if named else None
+        text = _OUTER_STAMP.sub("", text) if self.bare else text
+        if not self._label:
+            return text
+        return re.sub(rf"^{re.escape(self._label)} ?", "", text, flags=re.MULTILINE)
 
     def digest(self) -> str:
         """Return the SHA-256 of what was read, decompressed."""

@@ -33,6 +33,9 @@ class Composer(LineDialect):
         """Take a header or an entry of the record that is open."""
         header = _HEADER.search(line) if "batch=" in line else None
         if header:
+            if self._batch is None and "time/batch" not in self._entries:  # cut off at its head
+                self.out.job.counts.broken_records += bool(self._entries)
+                self._entries = {}
             self._emit()
             self._batch = integer(header[2])
             self._total = None if header[1] else integer(header[3])

@@ -50,6 +50,7 @@ class LineDialect(Dialect):
 
     assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
     cut = False
+    rank: int | None = None  # whose log this is
     traceback = False  # the exception that ends it comes soon
     ignored = False  # it is one that Python ignores
     _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
@@ -72,6 +73,7 @@ class LineDialect(Dialect):
     def read(self, source: Source) -> list[Job]:
         """Return the jobs of a file."""
         for text in source.texts():
+            self.rank = source.rank
             self.text(text)
         ending, finished = self.out.job.ending, self.out.job.finished
         self.finish()
@@ -150,7 +152,7 @@ class LineDialect(Dialect):
         elif self.ignored:
             self.ignored = causes.TRACEBACK in line or text[:1] in (" ", "\t")
             return
-        found = causes.ending(line)
+        found = causes.ending(line, self.rank)
         if found:
             self.out.end(found)
         if causes.TRACEBACK in line:

@@ -22,6 +22,7 @@ from scalebook.logs.numbers import (
     whole,
 )
 from scalebook.logs.pairs import BAR, bar_seconds, bar_state, seconds_from, tokens_from_totals
+from scalebook.logs.source import split_rank
 
 # The bar of loading or of preparing data: it says what it counts.
 _NAMED_BAR = re.compile(r"^(?!.*(?i:train|epoch|step|iter))[ \t]*[A-Za-z][^|]*: *\d+%\|")
@@ -71,6 +72,7 @@ class ProgressBars:
     last_bar: int | None = None
     elapsed: dict[float, float] = field(default_factory=dict[float, float])  # seconds by step
     redrawn: bool = False  # whether a record's bar is drawn behind it
+    epochs: float = MISSING  # trained in all, as the last line says
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -138,6 +140,8 @@ class ProgressBars:
                 hits += inside and record.span is not None
             if hits and 2 * between > len(seen) and (best is None or hits > best[0]):
                 best = (hits, length)
+        if best is None and self.epochs > 0 and self.last_bar == self.total:
+            return self.total / self.epochs
         return best[1] if best else None
 
     def hand_out(self, out: Collector) -> None:
@@ -227,6 +231,9 @@ class HFTrainer(LineDialect):
         super().__init__()
         self._progress = ProgressBars()
         self._open = ""  # a record that the next line goes on with: a terminal wrapped it
+        self._last: tuple[int | None, dict[str, str]] = (None, {})  # rank and record
+        self._rank: int | None = None
+        self._before: list[ProgressBars] = []  # of runs that ended
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -235,7 +242,7 @@ class HFTrainer(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
-        taken = False
+        taken, self._rank = False, split_rank(line)[0]
         line, self._open = self._open + line, ""
         if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
             line = "{" + line
@@ -261,10 +268,18 @@ class HFTrainer(LineDialect):
         if "train_runtime" in entries and "loss" not in entries:
             self._whole_run(entries)
             return True
-        if "total_steps" in entries and entries.get("current_steps") == entries["total_steps"]:
-            self._ended = True  # the last record of LLaMA-Factory has no loss
+        last = entries.get("current_steps", "") == entries.get("total_steps")
         if not all(entries.keys() & some for some in _RECORD):
+            self._ended = self._ended or last  # the last record of LLaMA-Factory has no loss
             return False
+        before, self._last = self._last, (self._rank, entries)
+        if None not in (before[0], self._rank) and before[0] != self._rank and before[1] == entries:
+            self.out.job.counts.duplicate_records += 1  # of another rank
+            return True
+        if self._ended and self._progress.records:  # a page goes on with another run
+            self._before.append(self._progress)
+            self._progress = ProgressBars()
+        self._ended = last
         row = {
             ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
             for key, ours in _COLUMNS.items()
@@ -294,6 +309,8 @@ class HFTrainer(LineDialect):
                 rate = name.removeprefix("train_")
                 self.out.job.rates[rate] = number(value)
                 self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
+        if "epoch" in entries:
+            self._progress.epochs = number(entries["epoch"])
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True
@@ -317,10 +334,14 @@ class HFTrainer(LineDialect):
 
     def finish(self) -> None:
         """Number the records and hand them out."""
+        done = Ending("completed", "the trainer printed its metrics of the whole run")
+        for progress in self._before:
+            progress.hand_out(self.out)
+            self.out.end(done)
         if self._progress.records:
             self._progress.hand_out(self.out)
         else:
             self._progress.hand_out_alone(self.out)
         self._world()
         if self._ended:
-            self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))
+            self.out.end(done)

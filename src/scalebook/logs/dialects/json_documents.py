@@ -27,8 +27,8 @@ class Documents(Rows):
     """
 
     name = "json-blocks"
-    markers = ("{\n", '{"', "[")
-    signature = re.compile(r'\{\n(?:\s*"[^"\n]{1,60}": [^\n{}]{1,200}\n){3,60}\s*\}')
+    markers = ("{\n", "{ ", '{"', "[")
+    signature = re.compile(r'\{[ \t]*\n(?:\s*"[^"\n]{1,60}": [^\n{}]{1,200}\n){3,60}\s*\}')
 
     @classmethod
     def recognises(cls, text: str) -> bool:

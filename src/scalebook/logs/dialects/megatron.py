@@ -70,8 +70,8 @@ class MegatronDeepSpeed(IterationDialect):
 
     name = "megatron-deepspeed"
     signature = re.compile(
-        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
-        r"(?:consumed tokens:|lm-loss:|samples per second:)"
+        r"\biteration=?\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
+        r"(?:consumed[ _]tokens[:=]|lm-loss:|samples per second:)"
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import columns, integer, names, number
-from scalebook.logs.pairs import bar_seconds, bar_state, pairs
+from scalebook.logs.pairs import bar_seconds, pairs
 
 _ROUNDED = re.compile(r"(consumed_samples|global_step)=[\d.]+e")  # by tqdm: it is shorter
 _COLUMNS = columns("nemo")
@@ -30,7 +31,7 @@ class NeMo2(LineDialect):
     signature = re.compile(r"Training epoch \d+, iteration \d+/\d+ \|")
     first_number = 0
     assignments = True
-    _RECORD = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|")
+    _RECORD = re.compile(r"Training epoch (\d+), iteration (\d+)/(\d+) \|")
 
     def line(self, line: str) -> bool:
         """Take a record whose step time, or whose loss where it prints none, is complete."""
@@ -42,8 +43,9 @@ class NeMo2(LineDialect):
         if not row.get("seconds", -1) > 0 and (self.cut or "loss" not in row):
             self.out.job.counts.broken_records += 1
             return True
-        row.setdefault("step", float(found[1]))
-        self.out.step(row, total=integer(found[2]) + 1)
+        if integer(found[1]) == 0:  # later epochs count afresh
+            row.setdefault("step", float(found[2]))
+        self.out.step(row, total=integer(found[3]) + 1)
         return True
 
 
@@ -58,27 +60,29 @@ class NeMo1(LineDialect):
     markers = ("global_step=",)
     signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
-    _BAR = re.compile(r"\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]")
-    _last = -1.0
+    _BAR = re.compile(
+        r"(\d{1,12})/(\d{1,12}) (\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\])"
+        r"|\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]"
+    )
+    _last = math.nan
 
     def line(self, line: str) -> bool:
         """Take a state of the bar, once a step."""
         found = self._BAR.search(line) if "reduced_train_loss=" in line else None
         if found is None:
             return False
-        row = _read(found[0].strip("[]").split(","), "=")
+        row = _read((found[3] or found[0]).strip("[]").split(","), "=")
         for name in _ROUNDED.findall(found[0]):
             row.pop(_COLUMNS[name][0], None)
         if "seconds" not in row:
             row["seconds"] = bar_seconds(line)
             self.out.job.note("The step time is the smoothed mean of a progress bar.")
-        state = bar_state(line)
-        if state and "step" not in row:
-            row["step"] = float(state[0] - 1)
-        if row.get("step", -1) == self._last:
+        if found[1] and "step" not in row:
+            row["step"] = float(integer(found[1]) - 1)
+        if row.get("step") == self._last:
             return True
-        self._last = row.get("step", -1)
-        self.out.step(row, total=state[1] if state else None)
+        self._last = row.get("step", math.nan)
+        self.out.step(row, total=integer(found[2]) if found[1] else None)
         return True
 
 

@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, names
+from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs
 from scalebook.logs.source import split_rank
 
@@ -18,6 +18,7 @@ _OURS = names("torchtitan-sizes")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
 _SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps) (\d+)")
 _COLUMNS = names("torchtitan")
+_NO_LOSS = -1.0  # of a pipeline stage that is not the last
 
 
 class TorchTitan(LineDialect):
@@ -40,9 +41,12 @@ class TorchTitan(LineDialect):
             return True
         if "mfu" in row:
             row["mfu"] /= 100
+        if row.get("loss") == _NO_LOSS:
+            row["loss"] = MISSING
         row["step"], row["clock"] = float(found[1]), self.clock(line)
         primus = _RANK.search(line)
-        rank = integer(primus[1]) if primus else split_rank(line)[0]
+        named = integer(primus[1]) if primus else split_rank(line)[0]
+        rank = self.rank if named is None else named
         self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
         if primus:
             self.out.tell("world_size", integer(primus[2]))

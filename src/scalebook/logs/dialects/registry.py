@@ -208,9 +208,10 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     """
     found = _read(path, Source(path), dialect)
     if found.empty and path.stat().st_size <= _LARGEST_PASTE:
-        unwrapped = Unwrapped(path)
-        again = _read(path, unwrapped, dialect or recognise(unwrapped.texts()))
-        return found if again.empty else again
+        for source in (Source(path, bare=True), Unwrapped(path)):
+            again = _read(path, source, dialect or recognise(source.texts()))
+            if not again.empty:
+                return again
     return found
 
 

@@ -65,7 +65,8 @@ def files_under(path: Path, opens: Opener = no_store) -> Iterator[tuple[Path, bo
     count = 0
     for name, folders, files in os.walk(path):
         folder = Path(name)
-        folders[:] = sorted(one for one in folders if not _is_left_out(folder / one))
+        seen = (one for one in folders if not one.startswith("."))
+        folders[:] = sorted(one for one in seen if not (folder / one / "record.json").exists())
         stores = {one for one in folders if not (folder / one).is_symlink() and opens(folder / one)}
         folders[:] = [one for one in folders if one not in stores]
         for file in sorted((*files, *stores)):
@@ -83,11 +84,6 @@ def files_under(path: Path, opens: Opener = no_store) -> Iterator[tuple[Path, bo
                     f"{path} contains more than {MOST_FILES:,} files. Name a part of it."
                 )
             yield found, False
-
-
-def _is_left_out(folder: Path) -> bool:
-    """Whether a folder is hidden, or a run directory of our own."""
-    return folder.name.startswith(".") or (folder / "record.json").exists()
 
 
 def group_key(path: Path) -> str:

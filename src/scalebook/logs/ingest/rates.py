@@ -48,7 +48,8 @@ def _median_factor(job: Job, name: str, numerator: float | None) -> float | None
     if not numerator:
         return None
     batches = job.table.column("global_batch_size")
-    usual = _usual_batch(job)
+    sizes = job.table.values("global_batch_size")
+    usual = statistics.mode(sizes) if _batch_changes(job) else math.nan
     factors = [
         rate * seconds / numerator / (size / usual if size > 0 and usual > 0 else 1.0)
         for rate, seconds, size in zip(
@@ -103,12 +104,6 @@ def _summary_rates(job: Job, numbers: RunMetrics | None) -> list[str]:
             "times what its steps give: it counts steps of an earlier start."
         )
     return found
-
-
-def _usual_batch(job: Job) -> float:
-    """Return the batch that the job's one size is (the most common); NaN where it never changes."""
-    values = job.table.values("global_batch_size")
-    return statistics.mode(values) if _batch_changes(job) else math.nan
 
 
 def _batch_changes(job: Job) -> bool:
