@@ -11,8 +11,9 @@ from scalebook.audit.claimed_rows import Row
 from scalebook.audit.fields import plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
+from scalebook.audit.printed import read_printed
 from scalebook.facts import catalog
-from scalebook.measure.intervals import Interval
+from scalebook.measure.intervals import Interval, point
 
 
 @dataclass(slots=True)
@@ -69,36 +70,77 @@ def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
 
 
 _AMOUNT = re.compile(
-    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+    r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
 )
 _IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
 
 
-def _base_amount(cell: str) -> str:
+_IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
+
+
+def _unitless(head: str) -> str:
+    """Return a heading as its rule has it, without the unit of its cells."""
+    return _IN_HEAD.sub("", plain(head).lower())
+
+
+def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
+    if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
+        cell = f"{cell} {unit[unit.lastindex or 1]}"
     found = _AMOUNT.findall(cell)
     if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
         return ""
     number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    mark, number = ("~" if number[0] in "~≈" else ""), number.lstrip("~≈ ")
     if unit.startswith("gflop"):
-        return f"{float(number) / 1e3:.10g} tflops"
+        return f"{mark}{float(number) / 1e3:.10g} tflops"
     if "flop" in unit:
-        return f"{number} {unit}"
-    return f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number
+        return f"{mark}{number} {unit}"
+    return mark + (f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number)
+
+
+def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
+    """Yield a table with a row for each of its columns, its first one and ``without`` left out."""
+    lines = [(line, row) for line, row in sheet.rows if len(row) == len(sheet.head)]
+    if lines:
+        columns = zip(sheet.head, *(row for _, row in lines), strict=True)
+        head, *rows = (list(one) for at, one in enumerate(columns) if at not in without)
+        yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
+
+
+def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and their ratio, either of them the first, as before and after.
+
+    Nothing where no row's ratio is that of its values: then it is of something else.
+    """
+    rows, fits = list[tuple[int, list[str]]](), 0
+    for line, cells in sheet.rows:
+        label, *values = (plain(cell) for cell in cells)
+        stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
+        first, second = map(amount, values[:2]) if stated else (0.0, 0.0)
+        if stated is None or not first or not second:
+            continue
+        ratio = read_printed(stated[1])
+        near_first = abs(first / second / ratio.value - 1) < abs(second / first / ratio.value - 1)
+        pair = (second, first) if near_first else (first, second)
+        fits += ratio.claimed.meets(point(pair[1] / pair[0]))
+        rows.append((line, [label, *(f"{one:.10g}" for one in pair), stated[0]]))
+    if fits:
+        yield Sheet(sheet.name, ["", "before", "after", "ratio"], rows)
+    elif rows:
+        unread.append(f"{plain(sheet.head[-1])!r} of {sheet.name!r}: of which values?")
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Yield a table; one of devices, by row or by column, as their memory and each peak."""
     heads, rules = [plain(head) for head in sheet.head], vocabulary.headings()["devices"]
     if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
-        lines = [(line, row) for line, row in sheet.rows if len(row) == len(heads)]
-        head, *columns = map(list, zip(heads, *(row for _, row in lines), strict=True))
-        rows = [(lines[0][0], column) for column in columns if lines]
-        sheet = replace(sheet, head=head, rows=rows)
-        heads = [plain(one) for one in head]
+        sheet = next(turned(replace(sheet, head=heads)), sheet)
+        heads = [plain(one) for one in sheet.head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
     fitting = {
-        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, one.lower())]
+        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, _unitless(one))]
         for name, rule in rules.items()
     }
     peaks = fitting.pop("peak")
@@ -110,7 +152,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     others = set(range(1, len(heads))) - {*parts.values(), *peaks}
     unread += [f"{heads[at]!r} of {sheet.name!r}" for at in sorted(others)]
     rows = [
-        (line, [*row[:1] * 2, *(_base_amount(plain(row[at])) for at in parts.values())])
+        (line, [*row[:1] * 2, *(_base_amount(plain(row[at]), heads[at]) for at in parts.values())])
         for line, row in known
     ]
     for _, row in rows:
@@ -129,7 +171,8 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     found: list[tuple[int, list[str]]] = []
     for line, row in rows:
         sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
-        pair = ("", _base_amount(row[at])) if sparse else (_base_amount(row[at]), "")
+        rate = _base_amount(plain(row[at]), sheet.head[at])
+        pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:
             found.append((line, [row[0], row[0], precision, *pair]))
     return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)

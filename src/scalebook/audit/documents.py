@@ -12,12 +12,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.device_tables import Sheet, amount, devices_in, near, of_devices, peaks_in
+from scalebook.audit.device_tables import (
+    Sheet,
+    amount,
+    devices_in,
+    near,
+    of_devices,
+    peaks_in,
+    ratios_of,
+    turned,
+)
 from scalebook.audit.fields import plain
 from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog, peaks_of
 from scalebook.audit.printed import Printed, improved, read_printed
@@ -38,8 +47,9 @@ _SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
 _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
-_ALIKE = ({"model", "parameters"}, {"gpus", "nodes", "data_parallel_size"})
+_ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
+_OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
@@ -49,6 +59,11 @@ _RATES = (
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
+_SPEEDS = (
+    "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
+    "elapsed_seconds",
+)  # fmt: skip
+_SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -77,6 +92,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
         _set_up([*sheets, *lists], lists)
+        _one_device(text, [*sheets, *lists])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
@@ -89,6 +105,8 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     ]
     prose = "\n".join(line for line in text.splitlines() if "|" not in line)
     counts = set(vocabulary.pattern("gpus").findall(prose))
+    single = [table.rows[0].values for table in tables if len(table.rows) == 1]
+    counts |= {one["gpus"].text for one in single if "gpus" in one and one["gpus"].value > 1}
     tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
@@ -184,8 +202,14 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
     if told:
         head = ["", *(name for _, name, _ in told)]
         yield Sheet(title, head, [(told[0][0], [title, *(text for _, _, text in told)])], given)
-    peaks = [item for item in items if item[2] and item[1].lower() in precisions]
-    if peaks and any("peak" in name.lower() for _, name, value in items if not value):
+    names = (re.sub(r" tensor cores?$", "", name.lower()) for _, name, _ in items)
+    peaks = [
+        (at, name.upper(), re.sub("(?i)(flops)/gpu", r"\1", text))
+        for name, (at, _, text) in zip(names, items, strict=True)
+        if text and name in precisions
+    ]
+    said = any("peak" in name.lower() for _, name, value in items if not value)
+    if peaks and (said or any(_OF_DEVICE.match(name.lower()) for _, name, _ in items)):
         head = ["", "precision", "peak tflops", "sparse peak tflops"]
         pairs = (("", text) if "spars" in text else (text, "") for _, _, text in peaks)
         rows = [
@@ -232,6 +256,20 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
         sheet.given = given | sheet.given
 
 
+def _device_in(text: str) -> dict[str, str]:
+    """Return the device of a text that names this one and no other, known or unknown."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found = devices_in(text)
+    other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
+    return {"accelerator": found[0]} if len(found) == 1 and not other else {}
+
+
+def _one_device(text: str, sheets: Sequence[Sheet]) -> None:
+    """Give every table the one device that a whole document names."""
+    for sheet in sheets:
+        sheet.given = _device_in(text) | sheet.given
+
+
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
     names = [_heading(head)[0] for head in sheet.head]
@@ -265,14 +303,19 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
 def _counted(table: Table, count: str) -> Table:
     """Return a table with the one number of GPUs that a text names, where a row of it fits that.
 
-    Fits: its TFLOP/s of all GPUs over the peak of that number is its MFU.
+    Fits: its rate of all GPUs over that number is its rate of one, or over their peaks its MFU.
     """
     for row in table.rows:
+        if {"gpus", "nodes"} & row.values.keys():
+            continue
         total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
         rates = peaks_of(row.words.get("accelerator", ""))
-        if not (total and share and rates) or {"gpus", "nodes"} & row.values.keys():
-            continue
-        if total.interval.scaled(1 / int(count) / rates[0]).meets(share.claimed):
+        pairs = [(total, share, rates[0])] if rates else []
+        every, one = (row.values.get(f"tokens_per_second{end}") for end in ("", "_per_gpu"))
+        if any(
+            whole and part and whole.interval.scaled(1 / int(count) / unit).meets(part.claimed)
+            for whole, part, unit in (*pairs, (every, one, 1.0))
+        ):
             told = {"gpus": read_printed(count, exact=True)}
             every = ((one, told | {**one.values}, one.given | {"gpus"}) for one in table.rows)
             rows = (replace(one, values=values, given=given) for one, values, given in every)
@@ -407,7 +450,21 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
     of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
-    return iter([sheet]) if of_runs else of_devices(sheet, unread)
+    if not of_runs:
+        yield from of_devices(sheet, unread)
+        return
+    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
+    if len(known) * 2 < len(sheet.rows) or any(_named(*_heading(one)) for one in sheet.head[1:]):
+        yield sheet
+    else:  # a quantity a row, a run a column
+        ratio = [
+            at
+            for at, one in enumerate(sheet.head)
+            if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
+        ]
+        yield from turned(sheet, ratio)
+        if ratio == [3] and len(sheet.head) == 4:
+            yield from ratios_of(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -419,11 +476,14 @@ def _named(name: str, unit: str) -> str | None:
     for kind, field_name in _RATES[:2]:
         if vocabulary.factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
             return field_name
-    named = f"{name} {unit}".strip()
-    for field_name, patterns in vocabulary.headings()["fields"].items():
-        if any(re.fullmatch(pattern, text) for pattern in patterns for text in (name, named)):
-            return field_name
-    return None
+    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
+    named = (
+        field_name
+        for text in texts
+        for field_name, patterns in vocabulary.headings()["fields"].items()
+        if any(re.fullmatch(pattern, text) for pattern in patterns)
+    )
+    return next(named, None)
 
 
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
@@ -464,17 +524,25 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
 
 
 def _totalled(sheet: Sheet) -> Sheet:
-    """Return the table with TFLOPS of all GPUs where they are above twice one BF16 peak."""
-    names = [_heading(head)[0] for head in sheet.head]
-    at = next((i for i, name in enumerate(names) if name in ("tflops", "tflop/s")), None)
+    """Return the table with bare TFLOPS as those of one GPU or of all, where the rows say which.
+
+    Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
+    """
+    names = [_heading(head) for head in sheet.head]
+    at = next((i for i, (name, _) in enumerate(names) if name in ("tflops", "tflop/s")), None)
     if at is None:
         return sheet
+    share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
+    every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
         rates, text = peaks_of(name), cells[at] if at < len(cells) else ""
-        if not rates or near(text, rates) or amount(text) <= 2 * rates[0]:
-            return sheet
-    return replace(sheet, head=["total tflops" if i == at else h for i, h in enumerate(sheet.head)])
+        percent = amount(cells[share]) if share < len(cells) else 0.0
+        if rates and percent and abs(amount(text) / rates[0] * 100 - percent) < _SAME_PERCENT:
+            return replace(sheet, head=[*sheet.head[:at], "tflops per gpu", *sheet.head[at + 1 :]])
+        every = every and bool(rates) and not near(text, rates) and amount(text) > 2 * rates[0]
+    head = [*sheet.head[:at], "total tflops", *sheet.head[at + 1 :]]
+    return replace(sheet, head=head) if every else sheet
 
 
 def _row(
@@ -504,7 +572,8 @@ def _row(
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
     unread += not_in_catalog(at, words)
-    given = _given(sheet, columns, values, words)
+    told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    given = _given(replace(sheet, given=told), columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
@@ -601,8 +670,23 @@ def _base(rows: Sequence[Row]) -> str | None:
     """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
     sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
     sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
-    if len(sized) < 2:
+    first = rows[min(sized)[1]] if len(sized) > 1 else _said_base(rows)
+    if first is None:
         return None
-    first = rows[min(sized)[1]]
     told = [first.values.get(name) for name in ("speedup", "scaling_efficiency")]
-    return first.label if any(value is not None and value.value == 1 for value in told) else None
+    return first.label if any(one is not None and one.value == 1 for one in told) else None
+
+
+def _said_base(rows: Sequence[Row]) -> Row | None:
+    """Return the one row with a speed-up of 1, if another's is that of its rate over this one's."""
+    ones = [row for row in rows if (own := row.values.get("speedup")) and own.value == 1]
+    if len(ones) != 1:
+        return None
+    for row, name in product(rows, _SPEEDS):
+        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, "speedup"))
+        if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
+            continue
+        times = (base, here) if name.endswith("_seconds") else (here, base)
+        if claimed.claimed.meets(times[0].interval / times[1].interval):
+            return ones[0]
+    return None

@@ -50,6 +50,7 @@ class Identity:
     shape: Shape
     whole: bool = False  # the subject over the stated sizes leaves whole numbers
     claimed: bool = False  # for rows that state the subject only: others have a shorter way
+    last: bool = False  # accuses nothing that another identity confirms
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,14 +131,14 @@ def parse_product(text: str) -> Product:
     return Product(constant, tuple(powers))
 
 
-def parse_identity(text: str, *, whole: bool = False, claimed: bool = False) -> Identity:
-    """Return the identity that an equation writes."""
+def parse_identity(text: str, **rules: bool) -> Identity:
+    """Return the identity that an equation writes; ``rules`` are its fields of yes or no."""
     subject, _, right = text.partition(" = ")
     patterns: dict[Shape, re.Pattern[str]] = {"complement": _COMPLEMENT, "excess": _EXCESS}
     for shape, pattern in patterns.items():
         if match := pattern.fullmatch(right):
-            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, whole, claimed)
-    return Identity(text, subject, parse_product(right), "product", whole, claimed)
+            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, **rules)
+    return Identity(text, subject, parse_product(right), "product", **rules)
 
 
 @cache
@@ -149,12 +150,8 @@ def _data() -> dict[str, Any]:
 @cache
 def identities() -> tuple[Identity, ...]:
     """Return every identity, in the order in which missing quantities are derived."""
-    return tuple(
-        parse_identity(
-            row["equation"], whole=row.get("whole", False), claimed=row.get("claimed", False)
-        )
-        for row in _data()["identities"]
-    )
+    rows = (dict(row) for row in _data()["identities"])
+    return tuple(parse_identity(row.pop("equation"), **row) for row in rows)
 
 
 @cache
