@@ -28,8 +28,9 @@ from scalebook.audit.device_tables import (
     turned,
 )
 from scalebook.audit.fields import plain
-from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog, peaks_of
+from scalebook.audit.knowledge import LORA, catalog_words, know, not_in_catalog, peaks_of
 from scalebook.audit.printed import Printed, improved, read_printed
+from scalebook.audit.row_checks import check_row
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
@@ -301,25 +302,18 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
 
 
 def _counted(table: Table, count: str) -> Table:
-    """Return a table with the one number of GPUs that a text names, where a row of it fits that.
-
-    Fits: its rate of all GPUs over that number is its rate of one, or over their peaks its MFU.
-    """
-    for row in table.rows:
+    """Return a table with the one number of GPUs that a text names, where a row fits it."""
+    told = {"gpus": read_printed(count, exact=True)}
+    every = [
+        replace(row, values=told | {**row.values}, given=row.given | {"gpus"}) for row in table.rows
+    ]
+    for row, tried in zip(table.rows, every, strict=True):
         if {"gpus", "nodes"} & row.values.keys():
             continue
-        total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
-        rates = peaks_of(row.words.get("accelerator", ""))
-        pairs = [(total, share, rates[0])] if rates else []
-        every, one = (row.values.get(f"tokens_per_second{end}") for end in ("", "_per_gpu"))
-        if any(
-            whole and part and whole.interval.scaled(1 / int(count) / unit).meets(part.claimed)
-            for whole, part, unit in (*pairs, (every, one, 1.0))
-        ):
-            told = {"gpus": read_printed(count, exact=True)}
-            every = ((one, told | {**one.values}, one.given | {"gpus"}) for one in table.rows)
-            rows = (replace(one, values=values, given=given) for one, values, given in every)
-            return replace(table, rows=tuple(rows))
+        checks = (one for one in check_row(know(tried)) if not one.rule.startswith("whole"))
+        found = {one.verdict for one in checks if re.search(r"\bgpus\b", one.rule + one.arithmetic)}
+        if "holds" in found and not found & {"contradicts", "impossible"}:
+            return replace(table, rows=tuple(every))
     return table
 
 
@@ -473,8 +467,8 @@ def _shown(sheet: Sheet, index: int) -> str:
 
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
-    for kind, field_name in _RATES[:2]:
-        if vocabulary.factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
+    for kind, field_name in _RATES:
+        if vocabulary.factor(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
             return field_name
     texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
     named = (
