@@ -199,6 +199,9 @@ def near(text: str, rates: Sequence[float]) -> bool:
     return any(abs(rate - amount(text)) < 1 for rate in rates)
 
 
+_MOST_LINE = 300  # characters of a line with a peak
+
+
 def peaks_in(text: str, unread: list[str]) -> Iterator[Sheet]:
     """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
 
@@ -206,7 +209,7 @@ def peaks_in(text: str, unread: list[str]) -> Iterator[Sheet]:
     """
     block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
     for number, line in enumerate([*text.splitlines(), "#"], start=1):
-        match = vocabulary.pattern("peak").fullmatch(line)
+        match = vocabulary.pattern("peak").fullmatch(line[:_MOST_LINE])
         name = next(iter(devices_in(match["name"] if match else "")), "")
         if match and near(match["peak"], peaks_of(name)):
             told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))

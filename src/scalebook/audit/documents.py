@@ -38,7 +38,7 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
-MOST_ROWS = 5_000
+MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -83,7 +83,7 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
 
 def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
-    lists, unread = list[Sheet](), list[str]()
+    lists, unread, device = list[Sheet](), list[str](), dict[str, str]()
     if suffix in (".csv", ".tsv"):
         sheets = list(_separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
@@ -91,12 +91,15 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
-        sheets = [sheet for sheet in sheets if not _turned(sheet)]
-        _set_up([*sheets, *lists], lists)
-        _one_device(text, [*sheets, *lists])
+        sheets, device = [sheet for sheet in sheets if not _turned(sheet)], _device_in(text)
+    wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
+    if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
+        what = (
+            f"a table of {len(wide[0].head):,} columns" if wide else f"{MOST_ROWS:,} rows or more"
+        )
+        raise ClaimError(f"{name} has {what}. Split it.")
+    _set_up([*sheets, *lists], lists, device)
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
-        raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
@@ -248,13 +251,16 @@ def _context(text: str) -> dict[str, str]:
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
-def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
-    """Give every table the device and its number that the one list of hardware states."""
+def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
+    """Give every table the device and its number that the one list of hardware states.
+
+    Without such a list, the one ``device`` that the whole document names.
+    """
     pattern = vocabulary.headings()["setup"]["heading"]
     told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
     given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
-    for sheet in sheets if "accelerator" in given else ():
-        sheet.given = given | sheet.given
+    for sheet in sheets:
+        sheet.given = dict(given if "accelerator" in given else device) | sheet.given
 
 
 def _device_in(text: str) -> dict[str, str]:
@@ -263,12 +269,6 @@ def _device_in(text: str) -> dict[str, str]:
     found = devices_in(text)
     other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
     return {"accelerator": found[0]} if len(found) == 1 and not other else {}
-
-
-def _one_device(text: str, sheets: Sequence[Sheet]) -> None:
-    """Give every table the one device that a whole document names."""
-    for sheet in sheets:
-        sheet.given = _device_in(text) | sheet.given
 
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
