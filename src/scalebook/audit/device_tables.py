@@ -13,7 +13,7 @@ from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
 from scalebook.audit.printed import read_printed
 from scalebook.facts import catalog
-from scalebook.measure.intervals import Interval, point
+from scalebook.measure.intervals import Interval
 
 
 @dataclass(slots=True)
@@ -109,6 +109,9 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
         yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
 
 
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+
+
 def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Yield rows of two values and their ratio, either of them the first, as before and after.
 
@@ -118,14 +121,14 @@ def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     for line, cells in sheet.rows:
         label, *values = (plain(cell) for cell in cells)
         stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
-        first, second = map(amount, values[:2]) if stated else (0.0, 0.0)
-        if stated is None or not first or not second:
+        found = [_NUMBER.search(one) for one in values[:2]]
+        pair = [read_printed(one[0]) for one in found if one]
+        if stated is None or len(pair) != len(found) or not all(one.value for one in pair):
             continue
         ratio = read_printed(stated[1])
-        near_first = abs(first / second / ratio.value - 1) < abs(second / first / ratio.value - 1)
-        pair = (second, first) if near_first else (first, second)
-        fits += ratio.claimed.meets(point(pair[1] / pair[0]))
-        rows.append((line, [label, *(f"{one:.10g}" for one in pair), stated[0]]))
+        pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
+        fits += ratio.claimed.meets(pair[1].interval / pair[0].interval)
+        rows.append((line, [label, *(one.text for one in pair), stated[0]]))
     if fits:
         yield Sheet(sheet.name, ["", "before", "after", "ratio"], rows)
     elif rows:
@@ -157,7 +160,8 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     ]
     for _, row in rows:
         told = dict(zip(parts, row[2:], strict=True))
-        row[1] = variant_of(plain(row[1]), *map(told.get, ("device memory gb", "tdp watts")))
+        name = catalog_words("accelerator", plain(row[1]))["accelerator"]
+        row[1] = variant_of(name, *map(told.get, ("device memory gb", "tdp watts")))
     yield Sheet(sheet.name, ["", "gpu", *parts], rows)
     for at in peaks:
         yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])

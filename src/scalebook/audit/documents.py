@@ -28,7 +28,14 @@ from scalebook.audit.device_tables import (
     turned,
 )
 from scalebook.audit.fields import plain
-from scalebook.audit.knowledge import LORA, catalog_words, know, not_in_catalog, peaks_of
+from scalebook.audit.knowledge import (
+    LORA,
+    catalog_words,
+    has_memory_of_all,
+    know,
+    not_in_catalog,
+    peaks_of,
+)
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
 from scalebook.errors import ClaimError
@@ -94,10 +101,8 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheets, device = [sheet for sheet in sheets if not _turned(sheet)], _device_in(text)
     wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
     if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
-        what = (
-            f"a table of {len(wide[0].head):,} columns" if wide else f"{MOST_ROWS:,} rows or more"
-        )
-        raise ClaimError(f"{name} has {what}. Split it.")
+        what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
+        raise ClaimError(f"{name} has more than {what}. Split it.")
     _set_up([*sheets, *lists], lists, device)
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     parts = (part for sheet in sheets for part in _parts(sheet))
@@ -435,8 +440,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 
 _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
-    *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
-    "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
+    *SETTINGS, "gpus", "gpu_power_watts", "mfu", "tokens_per_second",
+    "tokens_per_second_per_gpu", "step_seconds", "samples_per_second",
+    "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
 
 
@@ -573,6 +579,8 @@ def _row(
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
+    if has_memory_of_all(row):
+        unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.identities import Fact, Facts, Identity, derive, identities, operand, show
-from scalebook.audit.printed import Printed
+from scalebook.audit.printed import APPROXIMATE, Printed
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY, Accelerator, ModelShape
@@ -83,6 +83,14 @@ def peaks_of(name: str) -> tuple[float, ...]:
         return ()
     dense, sparse = device.peak_tflops, device.sparse_peak_tflops
     return (dense["bf16"], *dense.values(), *sparse.values())
+
+
+def has_memory_of_all(row: Row) -> bool:
+    """Return whether the memory of a row is what all its devices have, to a tenth."""
+    device, gpus, memory = accelerator_of(row), *map(row.values.get, ("gpus", "memory_gb"))
+    if device is None or gpus is None or memory is None or gpus.value == 1:
+        return False
+    return abs(memory.value / (gpus.value * device.memory_gb) - 1) < APPROXIMATE
 
 
 # What says nothing of which device it is; generations of a form are left out too (SXM5).

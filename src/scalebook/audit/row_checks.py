@@ -71,7 +71,8 @@ def _against_catalog(known: Known) -> Iterator[Check]:
     for quantity, alternatives in known.facts.items():
         item = field_of(known.row, quantity)
         facts = tuple(fact for fact in alternatives if fact.origin == "catalog")
-        if item is not None and facts and item.name not in known.row.given:
+        known_peak = any(fact.legitimate for fact in facts)  # of this precision
+        if item is not None and known_peak and item.name not in known.row.given:
             right = (*facts, *otherwise_printed(quantity, known.row))
             yield compare(known.row, item, f"{quantity} of the catalog", right)
 
