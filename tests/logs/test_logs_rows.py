@@ -239,4 +239,4 @@ def test_the_rates_of_an_autotuner_that_takes_ms_for_microseconds_are_divided(
     (found,) = ingested(tmp_path, {"latency": 128.0, "FLOPS_per_gpu": flops, "throughput": rate})
     assert found["step_seconds_median"] == 0.128
     assert found["tflops_per_second_per_gpu_logged_median"] == 55.0
-    assert (rate > 1000) == any("a thousand times" in note for note in found["notes"])
+    assert (rate > 1000) == any("a thousand times" in one for one in found["warnings"])
