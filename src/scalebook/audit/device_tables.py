@@ -1,10 +1,16 @@
-"""Tables of devices, and what is printed of one that the catalog has by another number."""
+"""Tables as they stand in a document: read, turned, and those of devices.
+
+And what is printed of a device that the catalog has by another number.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
@@ -12,6 +18,7 @@ from scalebook.audit.fields import plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
 from scalebook.audit.printed import read_printed
+from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.measure.intervals import Interval
 
@@ -24,6 +31,67 @@ class Sheet:
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
+
+
+def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
+    """Yield the table of a file of CSV or TSV."""
+    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
+    try:
+        for cells in reader:
+            if sheet is None:
+                sheet = Sheet(name, cells)
+            elif any(cell.strip() for cell in cells):
+                sheet.rows.append((reader.line_num, cells))
+    except csv.Error as error:
+        raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
+    if sheet is not None:
+        yield sheet
+
+
+class _Tables(HTMLParser):
+    """Collect tables; the last heading or caption names them."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.sheets: list[Sheet] = []
+        self._name, self._row, self._text = "Table", list[str](), list[str]()
+        self._sheet: Sheet | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self._sheet = Sheet(self._name, [])
+        elif tag == "tr":
+            self._row = []
+        elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
+            self._text = []
+
+    def handle_data(self, data: str) -> None:
+        self._text.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        text = " ".join("".join(self._text).split())
+        if tag in ("h1", "h2", "h3", "h4"):
+            self._name = text or self._name
+        elif tag == "caption" and self._sheet is not None:
+            self._sheet.name = text or self._sheet.name
+        elif tag in ("td", "th"):
+            self._row.append(text)
+        elif tag == "tr" and self._sheet is not None and self._row:
+            if self._sheet.head:
+                self._sheet.rows.append((self.getpos()[0], self._row))
+            else:
+                self._sheet.head = self._row
+        elif tag == "table" and self._sheet is not None:
+            self.sheets.append(self._sheet)
+            self._sheet = None
+
+
+def in_html(text: str) -> list[Sheet]:
+    """Return the tables of a page."""
+    parser = _Tables()
+    parser.feed(text)
+    parser.close()
+    return parser.sheets
 
 
 # What a source may print of a device instead of the catalog's value, as factors of it: memory and

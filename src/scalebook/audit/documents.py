@@ -6,12 +6,9 @@ What has two meanings (TFLOPS of one GPU or of all?) is not guessed: ``Claims.un
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -21,10 +18,12 @@ from scalebook.audit.device_tables import (
     Sheet,
     amount,
     devices_in,
+    in_html,
     near,
     of_devices,
     peaks_in,
     ratios_of,
+    separated,
     turned,
 )
 from scalebook.audit.fields import plain
@@ -92,9 +91,9 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
     lists, unread, device = list[Sheet](), list[str](), dict[str, str]()
     if suffix in (".csv", ".tsv"):
-        sheets = list(_separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
+        sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
-        sheets = _html(text)
+        sheets = [replace(sheet, given=_context(sheet.name)) for sheet in in_html(text)]
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
@@ -124,20 +123,6 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
             "'scalebook audit --fields' lists the names that a heading may have."
         )
     return Claims(Path(name).name, "", tuple(tables), tuple(dict.fromkeys(unread)))
-
-
-def _separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
-    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
-    try:
-        for cells in reader:
-            if sheet is None:
-                sheet = Sheet(name, cells)
-            elif any(cell.strip() for cell in cells):
-                sheet.rows.append((reader.line_num, cells))
-    except csv.Error as error:
-        raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
-    if sheet is not None:
-        yield sheet
 
 
 def _markdown(text: str) -> Iterator[Sheet]:
@@ -325,51 +310,6 @@ def _counted(table: Table, count: str) -> Table:
 def _cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|")
     return [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
-
-
-class _Tables(HTMLParser):
-    """Collect tables; the last heading or caption names them."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.sheets: list[Sheet] = []
-        self._name, self._row, self._text = "Table", list[str](), list[str]()
-        self._sheet: Sheet | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self._sheet = Sheet(self._name, [])
-        elif tag == "tr":
-            self._row = []
-        elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
-            self._text = []
-
-    def handle_data(self, data: str) -> None:
-        self._text.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        text = " ".join("".join(self._text).split())
-        if tag in ("h1", "h2", "h3", "h4"):
-            self._name = text or self._name
-        elif tag == "caption" and self._sheet is not None:
-            self._sheet.name = text or self._sheet.name
-        elif tag in ("td", "th"):
-            self._row.append(text)
-        elif tag == "tr" and self._sheet is not None and self._row:
-            if self._sheet.head:
-                self._sheet.rows.append((self.getpos()[0], self._row))
-            else:
-                self._sheet.head = self._row
-        elif tag == "table" and self._sheet is not None:
-            self.sheets.append(self._sheet)
-            self._sheet = None
-
-
-def _html(text: str) -> list[Sheet]:
-    parser = _Tables()
-    parser.feed(text)
-    parser.close()
-    return [replace(sheet, given=_context(sheet.name)) for sheet in parser.sheets]
 
 
 @dataclass(frozen=True, slots=True)

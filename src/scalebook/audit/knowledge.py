@@ -169,7 +169,7 @@ def not_in_catalog(cells: Mapping[str, str], words: Mapping[str, str]) -> list[s
         f"the {kind} {cells[kind]!r}: its {what} not checked. 'scalebook {table}' lists those "
         f"known; add it to .scalebook.toml as [[{table}]]"
         for kind, (what, table) in lost.items()
-        if re.search("(?!total|sum)[a-z]", cells.get(kind, "").lower()) and kind not in words
+        if re.search("^(?!(total|sum)$).*[a-z]", cells.get(kind, "").lower()) and kind not in words
     ]
 
 
