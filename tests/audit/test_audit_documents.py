@@ -939,3 +939,14 @@ def test_a_document_of_too_many_columns_is_refused_before_it_is_read() -> None:
         read_document("|" * 400 + "\n" + "|-" * 400 + "|\n" + "|" * 400, ".md", "page")
     line = "*" * 20_000  # a search for a peak that starts anywhere would take minutes
     assert accused(f"{line}\n\n{MARKDOWN}") == [("mfu", "58.2%")]
+
+
+def test_the_text_above_a_table_of_a_page_says_what_holds_for_it() -> None:
+    rows = "<table><tr><th>Run</th><th>TFLOPs/GPU</th><th>MFU</th></tr>{}</table>"
+    cells = (
+        "<tr><td>a</td><td>450</td><td>45.5%</td></tr><tr><td>b</td><td>450</td><td>30%</td></tr>"
+    )
+    html = "<script>var a100 = 1</script><h2>Rates</h2><p>Trained on <b>H100</b> GPUs.</p>{}"
+    text = html.format(rows.format(cells))
+    assert wrong(read_document(text, ".html", "page")) == [("mfu", "30%")]  # 450 / 989.4
+    assert wrong(read_document(text.replace("H100", "other"), ".html", "page")) == []

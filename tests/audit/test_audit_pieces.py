@@ -1268,7 +1268,7 @@ def test_tables_of_a_page_are_named_by_their_caption_or_the_heading_above() -> N
     row = "<tr><td>1</td><td>2 <b>3</b></td></tr>"
     html = f"<h3>A  b</h3>\n<table>\n<tr><th>x</th><th>y</th></tr>\n{row}\n</table>\n"
     html += f"<table><caption>C</caption><tr><th>z</th></tr>\n{row}</table><h2></h2><table></table>"
-    assert sheets(device_tables.in_html(html)) == [
+    assert sheets(device_tables.in_html(html)[0]) == [
         ("A b", ["x", "y"], [(4, ["1", "2 3"])]),
         ("C", ["z"], [(7, ["1", "2 3"])]),
         ("A b", [], []),

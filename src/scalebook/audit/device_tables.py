@@ -31,6 +31,7 @@ class Sheet:
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
+    above: str = ""  # that text, where nothing is read of it yet
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
@@ -54,12 +55,15 @@ class _Tables(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.sheets: list[Sheet] = []
+        self.shown = list[str]()  # the text of the page outside of its tables
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
+        self._section, self._hidden = 0, False  # where in the text; whether it is a script
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden = tag in ("script", "style")
         if tag == "table":
-            self._sheet = Sheet(self._name, [])
+            self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
         elif tag == "tr":
             self._row = []
         elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
@@ -67,11 +71,13 @@ class _Tables(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self._text.append(data)
+        if self._sheet is None and not self._hidden:
+            self.shown.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         text = " ".join("".join(self._text).split())
         if tag in ("h1", "h2", "h3", "h4"):
-            self._name = text or self._name
+            self._name, self._section = text or self._name, len(self.shown)
         elif tag == "caption" and self._sheet is not None:
             self._sheet.name = text or self._sheet.name
         elif tag in ("td", "th"):
@@ -86,12 +92,12 @@ class _Tables(HTMLParser):
             self._sheet = None
 
 
-def in_html(text: str) -> list[Sheet]:
-    """Return the tables of a page."""
+def in_html(text: str) -> tuple[list[Sheet], str]:
+    """Return the tables of a page, and what else it says."""
     parser = _Tables()
     parser.feed(text)
     parser.close()
-    return parser.sheets
+    return parser.sheets, " ".join(parser.shown)
 
 
 # What a source may print of a device instead of the catalog's value, as factors of it: memory and

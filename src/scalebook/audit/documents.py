@@ -13,6 +13,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
+from scalebook.audit import knowledge
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.device_tables import (
     Sheet,
@@ -27,14 +28,6 @@ from scalebook.audit.device_tables import (
     turned,
 )
 from scalebook.audit.fields import plain
-from scalebook.audit.knowledge import (
-    LORA,
-    catalog_words,
-    has_memory_of_all,
-    know,
-    not_in_catalog,
-    peaks_of,
-)
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
 from scalebook.errors import ClaimError
@@ -89,20 +82,23 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
 
 def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
-    lists, unread, device = list[Sheet](), list[str](), dict[str, str]()
+    lists, unread, prose = list[Sheet](), list[str](), ""
     if suffix in (".csv", ".tsv"):
         sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
-        sheets = [replace(sheet, given=_context(sheet.name)) for sheet in in_html(text)]
+        sheets, prose = in_html(text)
+        for sheet in sheets:
+            sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
-        sheets, device = [sheet for sheet in sheets if not _turned(sheet)], _device_in(text)
+        sheets = [sheet for sheet in sheets if not _turned(sheet)]
+        prose = "\n".join(line for line in text.splitlines() if "|" not in line)
     wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
     if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
         raise ClaimError(f"{name} has more than {what}. Split it.")
-    _set_up([*sheets, *lists], lists, device)
+    _set_up([*sheets, *lists], lists, _device_in(prose))
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     parts = (part for sheet in sheets for part in _parts(sheet))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
@@ -111,7 +107,6 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     tables += [
         table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
     ]
-    prose = "\n".join(line for line in text.splitlines() if "|" not in line)
     counts = set(vocabulary.pattern("gpus").findall(prose))
     single = [table.rows[0].values for table in tables if len(table.rows) == 1]
     counts |= {one["gpus"].text for one in single if "gpus" in one and one["gpus"].value > 1}
@@ -146,7 +141,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
             given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            hint = "; ".join(text for text in map(plain, outer) if LORA.search(text))
+            hint = "; ".join(text for text in map(plain, outer) if knowledge.LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
@@ -254,11 +249,11 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
 
 
 def _device_in(text: str) -> dict[str, str]:
-    """Return the device of a text that names this one and no other, known or unknown."""
+    """Return the device that a text names; an empty name where it names another, known or not."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
     found = devices_in(text)
     other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
-    return {"accelerator": found[0]} if len(found) == 1 and not other else {}
+    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
@@ -300,7 +295,9 @@ def _counted(table: Table, count: str) -> Table:
     for row, tried in zip(table.rows, every, strict=True):
         if {"gpus", "nodes"} & row.values.keys():
             continue
-        checks = (one for one in check_row(know(tried)) if not one.rule.startswith("whole"))
+        checks = (
+            one for one in check_row(knowledge.know(tried)) if not one.rule.startswith("whole")
+        )
         found = {one.verdict for one in checks if re.search(r"\bgpus\b", one.rule + one.arithmetic)}
         if "holds" in found and not found & {"contradicts", "impossible"}:
             return replace(table, rows=tuple(every))
@@ -476,7 +473,7 @@ def _totalled(sheet: Sheet) -> Sheet:
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = peaks_of(name), cells[at] if at < len(cells) else ""
+        rates, text = knowledge.peaks_of(name), cells[at] if at < len(cells) else ""
         percent = amount(cells[share]) if share < len(cells) else 0.0
         if rates and percent and abs(amount(text) / rates[0] * 100 - percent) < _SAME_PERCENT:
             return replace(sheet, head=[*sheet.head[:at], "tflops per gpu", *sheet.head[at + 1 :]])
@@ -495,7 +492,7 @@ def _row(
         if cell.lower() in ("", "-", "–", "—", "n/a", "na", "tbd", "none"):
             continue
         if column.field in vocabulary.words():
-            words |= catalog_words(column.field, cell)
+            words |= knowledge.catalog_words(column.field, cell)
         elif (read := _value(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
@@ -508,10 +505,12 @@ def _row(
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+            words |= knowledge.catalog_words(
+                "model", f"{at.get('model', '')} {size.partition('(')[0]}"
+            )
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
-    unread += not_in_catalog(at, words)
+    unread += knowledge.not_in_catalog(at, words)
     told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
     given = _given(replace(sheet, given=told), columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
@@ -519,7 +518,7 @@ def _row(
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
-    if has_memory_of_all(row):
+    if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
 
@@ -531,7 +530,7 @@ def _given(
     stated = {column.field for column in columns} | values.keys() | words.keys()
     alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
     stated |= {name for names in alike if names & stated for name in names}
-    told = dict(sheet.given)
+    told = {name: text for name, text in sheet.given.items() if text}
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
     for name in told.keys() - stated:
