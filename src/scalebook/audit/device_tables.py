@@ -152,11 +152,6 @@ _IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
 _IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
 
 
-def _unitless(head: str) -> str:
-    """Return a heading as its rule has it, without the unit of its cells."""
-    return _IN_HEAD.sub("", plain(head).lower())
-
-
 def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
     unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
@@ -216,8 +211,9 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         sheet = next(turned(replace(sheet, head=heads)), sheet)
         heads = [plain(one) for one in sheet.head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
+    plain_heads = [_IN_HEAD.sub("", one.lower()) for one in heads]  # without units
     fitting = {
-        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, _unitless(one))]
+        name: [at for at, one in enumerate(plain_heads) if at and re.fullmatch(rule, one)]
         for name, rule in rules.items()
     }
     peaks = fitting.pop("peak")

@@ -60,23 +60,18 @@ class Identity:
     def solve(self, target: str, known: Mapping[str, Interval]) -> Interval:
         """Return ``target`` from the other quantities."""
         if target == self.subject:
-            return self._forward(self.right.value(known))
-        left = self._backward(known[self.subject])
+            return self._shaped(self.right.value(known), -1)
+        left = self._shaped(known[self.subject], 1)
         rest = Product(
             self.right.constant, tuple(item for item in self.right.powers if item[0] != target)
         )
         others = rest.value(known)
         return left / others if dict(self.right.powers)[target] > 0 else others / left
 
-    def _forward(self, value: Interval) -> Interval:
+    def _shaped(self, value: Interval, excess: int) -> Interval:
         if self.shape == "complement":
             return point(1) + -value
-        return value + point(-1) if self.shape == "excess" else value
-
-    def _backward(self, value: Interval) -> Interval:
-        if self.shape == "complement":
-            return point(1) + -value
-        return value + point(1) if self.shape == "excess" else value
+        return value + point(excess) if self.shape == "excess" else value
 
     def expression(self, target: str) -> str:
         """Return the right side of ``target = ...`` in words of the equation."""
