@@ -950,3 +950,9 @@ def test_the_text_above_a_table_of_a_page_says_what_holds_for_it() -> None:
     text = html.format(rows.format(cells))
     assert wrong(read_document(text, ".html", "page")) == [("mfu", "30%")]  # 450 / 989.4
     assert wrong(read_document(text.replace("H100", "other"), ".html", "page")) == []
+
+
+def test_a_peak_may_be_printed_in_petaflops_of_one_decimal() -> None:
+    head = "GPU;BF16 TFLOPs (dense)"
+    assert accused(page(head, "MI355X;2500", "MI300X;1307")) == []  # 2,516.6
+    assert accused(page(head, "MI355X;2400", "MI300X;1307")) == [("peak_tflops_per_second", "2400")]

@@ -107,6 +107,7 @@ _PRINTED = {
     "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
     "tdp_watts": ("tdp_watts", 0.95, 1.05),
 }
+_PETA = 1e3  # TFLOP/s
 _WITH_PROCESSOR = ("GH", "GB")  # the power of their modules is printed, too
 
 
@@ -117,6 +118,11 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     value = getattr(device, name) if device is not None and name else None
     if device is not None and quantity == "tdp_watts" and device.name.startswith(_WITH_PROCESSOR):
         low, high = 0.6, 2.5
+    peak = device.peak_tflops.get(row.words.get("precision", "bf16")) if device else None
+    rounded = round((peak or 0.0) / _PETA, 1) * _PETA  # 2,516.6 is printed as 2.5 PFLOP/s
+    if quantity == "peak_tflops_per_second" and peak and peak * 0.99 < rounded < peak:
+        around, variant = Interval(rounded, peak), f"{device.name}, in PFLOP/s" if device else ""
+        yield Fact(quantity, around, peak, show(peak), "catalog", variant=variant, bound=True)
     if device is not None and value is not None:
         between = Interval(value * low, value * high)
         variant = f"{device.name}, as fitted or usable"

@@ -50,7 +50,7 @@ class Identity:
     shape: Shape
     whole: bool = False  # the subject over the stated sizes leaves whole numbers
     claimed: bool = False  # for rows that state the subject only: others have a shorter way
-    last: bool = False  # accuses nothing that another identity confirms
+    last: bool = False  # accuses no field that an identity before it has judged
 
     @property
     def names(self) -> tuple[str, ...]:

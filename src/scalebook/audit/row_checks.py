@@ -34,8 +34,12 @@ def check_row(known: Known) -> list[Check]:
         if identity.whole:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
-            held = {one.field for one in checks if one.verdict == "holds"} if identity.last else ()
-            checks += [one for one in _against_identity(known, identity) if one.field not in held]
+            judged = {one.field for one in checks} if identity.last else ()
+            checks += [
+                one
+                for one in _against_identity(known, identity)
+                if one.verdict != "contradicts" or one.field not in judged
+            ]
     broken: set[str] = set()  # one broken limit is enough to say of a field
     for limit in limits():
         if all(name in known.facts for name in limit.names):
