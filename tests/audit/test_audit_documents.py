@@ -818,3 +818,141 @@ def test_vram_that_a_run_used_is_its_memory() -> None:
     found = audit(read_document(text, ".md", "a.md")).checks
     of_memory = [one.verdict for one in found if one.field == "memory_gb"]
     assert of_memory == ["possible", "impossible"]
+
+
+def page(*rows: str, above: str = "") -> str:
+    """A text and a table under it; cells are separated by semicolons, the first row is its head."""
+    cells = ["| " + row.replace(";", " |") + " |" for row in rows]
+    return "\n".join([above, "", cells[0], "|---" * (rows[0].count(";") + 1) + "|", *cells[1:], ""])
+
+
+def verdicts(text: str, suffix: str = ".md") -> dict[tuple[str, str], set[str]]:
+    """The verdicts on every field and text of a document."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for one in audit(read_document(text, suffix, "page")).checks:
+        found.setdefault((one.field, one.stated), set()).add(one.verdict)
+    return found
+
+
+def test_a_table_of_a_quantity_a_row_has_a_run_a_column_and_its_ratios_are_checked() -> None:
+    table = """\
+| Metric | H100 (8 GPUs) | MI300X (8 GPUs) | Advantage |
+|---|---|---|---|
+| Tokens/s | 80,000 | 100,000 | 1.25x |
+| Tokens/s/GPU | 10,000 | 12,000 | 1.20x |
+| Step time (s) | 2.0 | 1.6 | 1.40x faster |
+"""
+    claims = read_document(table, ".md", "page")
+    assert {row.words["accelerator"] for row in claims.rows[:2]} == {"h100", "mi300x"}
+    # 100,000 / 8 = 12,500; 12,000 / 10,000 = 1.2; 2.0 / 1.6 = 1.25
+    assert wrong(claims) == [("tokens_per_second_per_gpu", "12,000"), ("ratio", "1.40")]
+    # where no ratio is that of its values, it is of something else
+    other = read_document(table.replace("1.25x", "7x").replace("1.20x", "9x"), ".md", "page")
+    assert ("ratio", "1.40") not in wrong(other)
+    assert any("of which values?" in one for one in other.unread)
+
+
+def test_the_one_device_of_a_document_is_that_of_its_tables() -> None:
+    table = "\n## Rates\n\n| Run | TFLOPs/GPU | MFU |\n|---|---|---|\n| a | 450 | {mfu} |\n"
+    for text, accused in (
+        ("# Training on B300s", False),  # 450 / 2250 = 20 %
+        ("# Training on B300s, 2.2x faster than H100s", False),
+        ("# Training on B300s and H100s", None),
+        ("# Training on B300s and on Gaudi 3", None),
+    ):
+        found = verdicts(text + "\n" + table.format(mfu="20.0%"))["mfu", "20.0%"]
+        assert ("holds" in found) == (accused is False)
+        found = verdicts(text + "\n" + table.format(mfu="30.0%"))["mfu", "30.0%"]
+        assert ("contradicts" in found) == (accused is False)
+    # a row's own device comes before it, and one that is not in the catalog leaves no other
+    rows = "# On B300\n\n| Run | TFLOPs/GPU | MFU |\n|---|---|---|\n| H100 run | 450 | 45.5% |\n"
+    assert "holds" in verdicts(rows)["mfu", "45.5%"]  # 450 / 989.4
+    assert "holds" not in verdicts(rows.replace("H100 run", "TPU v4"))["mfu", "45.5%"]
+
+
+def accused(text: str) -> list[tuple[str, str]]:
+    return wrong(read_document(text, ".md", "page"))
+
+
+def test_a_price_or_a_peak_of_the_text_is_that_of_its_table() -> None:
+    rows = ("Model;GPU hours;Cost", "a;1,000;$2,000", "b;3.0M;$9.0M")
+    assert accused(page(*rows, above="Rented at $2.00/H100-hour.")) == [("cost", "$9.0M")]
+    rows = ("Run;TFLOPs/GPU;MFU", "a;200;50%", "b;200;60%")
+    assert accused(page(*rows, above="The peak is 400 TFLOPS.")) == [("mfu", "60%")]
+
+
+def test_energy_is_hours_of_gpus_times_their_power_and_what_else_the_building_takes() -> None:
+    head = "Run;GPU hours;GPU power (W);Energy (MWh)"
+    rows = ("a;10,000;700;7.00", "b;10,000;700;8.40", "c;10,000;700;0.70")
+    found = verdicts(page(head, *rows))
+    assert "holds" in found["energy_joules", "7.00"]  # 10,000 h x 0.7 kW = 7,000 kWh
+    assert found["energy_joules", "8.40"] == {"possible"}  # a PUE of 1.2
+    assert "contradicts" in found["energy_joules", "0.70"]
+    stated = page(f"{head};PUE", "a;10,000;700;9.80;1.10")
+    assert accused(stated) == [("energy_joules", "9.80")]  # 7.7
+
+
+def test_a_row_that_says_1_is_the_base_where_another_row_confirms_it() -> None:
+    head = ("Setup;Samples/s;Speedup", "one;150;1.0x")
+    assert accused(page(*head, "two;280;1.87x", "four;510;4.4x")) == [("speedup", "4.4")]  # 3.4
+    # of something else: no other row is the rate over the base's
+    assert accused(page(*head, "two;280;3.1x", "four;510;7.7x")) == []
+    times = page("Setup;Step time (s);Speedup", "one;2.0;1.0x", "two;1.0;2.0x", "x;0.5;3.0x")
+    assert accused(times) == [("speedup", "3.0")]
+    nodes = ("Nodes;Samples/s;Speedup;Efficiency", "1;1.46;1.00x;100%", "2;2.85;1.95x;98%")
+    assert accused(page(*nodes, "4;5.50;3.77x;84%")) == [("scaling_efficiency", "84%")]  # 3.77 / 4
+
+
+def test_an_efficiency_by_tokens_is_not_accused_by_rounded_mfus() -> None:
+    head = ("GPUs;tok/s/GPU;MFU;eff", "16;14,369;21.3%;100%")
+    # 10,956 / 14,369 = 76.2 %, and 16.4 / 21.3 = 77.0 %
+    assert accused(page(*head, "512;10,956;16.4%;76.2%")) == []
+    assert ("scaling_efficiency", "86.2%") in accused(page(*head, "512;10,956;16.4%;86.2%"))
+
+
+def test_rows_of_their_own_layers_are_not_the_model_of_the_text() -> None:
+    rows = ("Layers;tok/s/GPU;TFLOP/s/GPU", "40;2457;307", "48;2085;310")
+    assert accused(page(*rows, above="Heads as Qwen 2.5-32B.")) == []
+
+
+def test_bare_tflops_are_of_one_gpu_where_they_are_the_mfu() -> None:
+    rows = ("Run;TFLOP/s;MFU", "a;450;45.5%", "b;300;40.0%")
+    assert accused(page(*rows, above="# On H100")) == [("mfu", "40.0%")]  # 30.3 %
+
+
+def test_the_number_of_gpus_in_a_text_is_of_a_table_that_any_identity_confirms() -> None:
+    head, above = "GBS;Seq len;Step time (ms);Tokens/s/GPU", "The node has 8 GPUs."
+    # 64 x 4096 / 8 GPUs / 2 s = 16,384; 32 give 8,192
+    rows = ("64;4096;2000;16,384", "32;4096;2000;9,999")
+    wanted = [("tokens_per_second_per_gpu", "9,999")]
+    assert accused(page(head, *rows, above=above)) == wanted
+    assert accused(page(head, "64;4096;2000;7,000", rows[1], above=above)) == []
+
+
+def test_units_of_a_column_may_stand_in_the_heading_of_a_table_of_devices() -> None:
+    rows = ("GPU;BF16 TFLOPs (dense);Memory (GB)", "H100 SXM;~989;80", "A100 80GB;624;80")
+    assert accused(page(*rows)) == [("peak_tflops_per_second", "624")]
+
+
+def test_a_document_of_too_many_columns_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ClaimError, match="more than 300 columns"):
+        read_document("|" * 400 + "\n" + "|-" * 400 + "|\n" + "|" * 400, ".md", "page")
+    line = "*" * 20_000  # a search for a peak that starts anywhere would take minutes
+    assert accused(f"{line}\n\n{MARKDOWN}") == [("mfu", "58.2%")]
+
+
+def test_the_text_above_a_table_of_a_page_says_what_holds_for_it() -> None:
+    rows = "<table><tr><th>Run</th><th>TFLOPs/GPU</th><th>MFU</th></tr>{}</table>"
+    cells = (
+        "<tr><td>a</td><td>450</td><td>45.5%</td></tr><tr><td>b</td><td>450</td><td>30%</td></tr>"
+    )
+    html = "<script>var a100 = 1</script><h2>Rates</h2><p>Trained on <b>H100</b> GPUs.</p>{}"
+    text = html.format(rows.format(cells))
+    assert wrong(read_document(text, ".html", "page")) == [("mfu", "30%")]  # 450 / 989.4
+    assert wrong(read_document(text.replace("H100", "other"), ".html", "page")) == []
+
+
+def test_a_peak_may_be_printed_in_petaflops_of_one_decimal() -> None:
+    head = "GPU;BF16 TFLOPs (dense)"
+    assert accused(page(head, "MI355X;2500", "MI300X;1307")) == []  # 2,516.6
+    assert accused(page(head, "MI355X;2400", "MI300X;1307")) == [("peak_tflops_per_second", "2400")]

@@ -1268,7 +1268,7 @@ def test_tables_of_a_page_are_named_by_their_caption_or_the_heading_above() -> N
     row = "<tr><td>1</td><td>2 <b>3</b></td></tr>"
     html = f"<h3>A  b</h3>\n<table>\n<tr><th>x</th><th>y</th></tr>\n{row}\n</table>\n"
     html += f"<table><caption>C</caption><tr><th>z</th></tr>\n{row}</table><h2></h2><table></table>"
-    assert sheets(documents._html(html)) == [
+    assert sheets(device_tables.in_html(html)[0]) == [
         ("A b", ["x", "y"], [(4, ["1", "2 3"])]),
         ("C", ["z"], [(7, ["1", "2 3"])]),
         ("A b", [], []),
@@ -1276,9 +1276,9 @@ def test_tables_of_a_page_are_named_by_their_caption_or_the_heading_above() -> N
 
 
 def test_rows_of_separated_values_have_their_lines_and_empty_ones_are_left_out() -> None:
-    found = list(documents._separated('a,b\n"1\n2",3\n ,\n4,5\n', ",", "n"))
+    found = list(device_tables.separated('a,b\n"1\n2",3\n ,\n4,5\n', ",", "n"))
     assert sheets(found) == [("n", ["a", "b"], [(3, ["1\n2", "3"]), (5, ["4", "5"])])]
-    assert list(documents._separated("", ",", "n")) == []
+    assert list(device_tables.separated("", ",", "n")) == []
 
 
 def test_lists_and_blocks_are_tables_of_one_row_under_their_heading() -> None:

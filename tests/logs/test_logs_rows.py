@@ -213,3 +213,30 @@ def test_kernels_of_rocprof_are_those_of_the_processes_of_its_devices(tmp_path):
     ]
     [found] = ingested(tmp_path, {"traceEvents": events})
     assert found["trace"]["device_seconds"] == pytest.approx(80e-6)
+
+
+def test_rows_that_are_cut_too_long_or_below_the_steps_are_no_records(tmp_path):
+    long = f"3,1.7,{'x' * 200_000}\n"
+    text = (
+        "step,loss,note\n1,2.0,a\n2,1.9,b\n" + long + "4,1.6\nmean,1.9,c\n=cmd|'/C calc'!A0,9.9,d\n"
+    )
+    (found,) = ingested(tmp_path, text, "a.csv")
+    assert told(found, *SPAN) == (2, 1, 2, 2.0, 1.9)
+    assert found["not_used"]["broken_records"] >= 2
+
+
+def test_the_mfu_of_levanter_is_in_percent_behind_the_throughput(tmp_path):
+    rows = [{"step": i, "train/loss": 2.0, "throughput/mfu": 41.2} for i in range(4)]
+    (found,) = ingested(tmp_path, lines(rows), "tracker_metrics.jsonl")
+    assert found["mfu_logged_median"] == pytest.approx(0.412)
+
+
+@pytest.mark.parametrize(("rate", "flops"), [(250.0, 5.5e13), (250_000.0, 5.5e16)])
+def test_the_rates_of_an_autotuner_that_takes_ms_for_microseconds_are_divided(
+    tmp_path, rate, flops
+):
+    """32 samples in 128 ms are 250 per second."""
+    (found,) = ingested(tmp_path, {"latency": 128.0, "FLOPS_per_gpu": flops, "throughput": rate})
+    assert found["step_seconds_median"] == 0.128
+    assert found["tflops_per_second_per_gpu_logged_median"] == 55.0
+    assert (rate > 1000) == any("a thousand times" in one for one in found["warnings"])

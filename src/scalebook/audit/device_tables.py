@@ -1,16 +1,24 @@
-"""Tables of devices, and what is printed of one that the catalog has by another number."""
+"""Tables as they stand in a document: read, turned, and those of devices.
+
+And what is printed of a device that the catalog has by another number.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.fields import plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
+from scalebook.audit.printed import read_printed
+from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.measure.intervals import Interval
 
@@ -23,6 +31,73 @@ class Sheet:
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
+    above: str = ""  # that text, where nothing is read of it yet
+
+
+def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
+    """Yield the table of a file of CSV or TSV."""
+    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
+    try:
+        for cells in reader:
+            if sheet is None:
+                sheet = Sheet(name, cells)
+            elif any(cell.strip() for cell in cells):
+                sheet.rows.append((reader.line_num, cells))
+    except csv.Error as error:
+        raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
+    if sheet is not None:
+        yield sheet
+
+
+class _Tables(HTMLParser):
+    """Collect tables; the last heading or caption names them."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.sheets: list[Sheet] = []
+        self.shown = list[str]()  # the text of the page outside of its tables
+        self._name, self._row, self._text = "Table", list[str](), list[str]()
+        self._sheet: Sheet | None = None
+        self._section, self._hidden = 0, False  # where in the text; whether it is a script
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden = tag in ("script", "style")
+        if tag == "table":
+            self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
+        elif tag == "tr":
+            self._row = []
+        elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
+            self._text = []
+
+    def handle_data(self, data: str) -> None:
+        self._text.append(data)
+        if self._sheet is None and not self._hidden:
+            self.shown.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        text = " ".join("".join(self._text).split())
+        if tag in ("h1", "h2", "h3", "h4"):
+            self._name, self._section = text or self._name, len(self.shown)
+        elif tag == "caption" and self._sheet is not None:
+            self._sheet.name = text or self._sheet.name
+        elif tag in ("td", "th"):
+            self._row.append(text)
+        elif tag == "tr" and self._sheet is not None and self._row:
+            if self._sheet.head:
+                self._sheet.rows.append((self.getpos()[0], self._row))
+            else:
+                self._sheet.head = self._row
+        elif tag == "table" and self._sheet is not None:
+            self.sheets.append(self._sheet)
+            self._sheet = None
+
+
+def in_html(text: str) -> tuple[list[Sheet], str]:
+    """Return the tables of a page, and what else it says."""
+    parser = _Tables()
+    parser.feed(text)
+    parser.close()
+    return parser.sheets, " ".join(parser.shown)
 
 
 # What a source may print of a device instead of the catalog's value, as factors of it: memory and
@@ -32,6 +107,7 @@ _PRINTED = {
     "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
     "tdp_watts": ("tdp_watts", 0.95, 1.05),
 }
+_PETA = 1e3  # TFLOP/s
 _WITH_PROCESSOR = ("GH", "GB")  # the power of their modules is printed, too
 
 
@@ -42,6 +118,11 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     value = getattr(device, name) if device is not None and name else None
     if device is not None and quantity == "tdp_watts" and device.name.startswith(_WITH_PROCESSOR):
         low, high = 0.6, 2.5
+    peak = device.peak_tflops.get(row.words.get("precision", "bf16")) if device else None
+    rounded = round((peak or 0.0) / _PETA, 1) * _PETA  # 2,516.6 is printed as 2.5 PFLOP/s
+    if quantity == "peak_tflops_per_second" and peak and peak * 0.99 < rounded < peak:
+        around, variant = Interval(rounded, peak), f"{device.name}, in PFLOP/s" if device else ""
+        yield Fact(quantity, around, peak, show(peak), "catalog", variant=variant, bound=True)
     if device is not None and value is not None:
         between = Interval(value * low, value * high)
         variant = f"{device.name}, as fitted or usable"
@@ -69,36 +150,76 @@ def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
 
 
 _AMOUNT = re.compile(
-    r"[~≈]?\s*(\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+    r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
 )
 _IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
 
 
-def _base_amount(cell: str) -> str:
+_IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
+
+
+def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
+    if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
+        cell = f"{cell} {unit[unit.lastindex or 1]}"
     found = _AMOUNT.findall(cell)
     if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
         return ""
     number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    mark, number = ("~" if number[0] in "~≈" else ""), number.lstrip("~≈ ")
     if unit.startswith("gflop"):
-        return f"{float(number) / 1e3:.10g} tflops"
+        return f"{mark}{float(number) / 1e3:.10g} tflops"
     if "flop" in unit:
-        return f"{number} {unit}"
-    return f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number
+        return f"{mark}{number} {unit}"
+    return mark + (f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number)
+
+
+def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
+    """Yield a table with a row for each of its columns, its first one and ``without`` left out."""
+    lines = [(line, row) for line, row in sheet.rows if len(row) == len(sheet.head)]
+    if lines:
+        columns = zip(sheet.head, *(row for _, row in lines), strict=True)
+        head, *rows = (list(one) for at, one in enumerate(columns) if at not in without)
+        yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
+
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+
+
+def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and their ratio, either of them the first, as before and after.
+
+    Nothing where no row's ratio is that of its values: then it is of something else.
+    """
+    rows, fits = list[tuple[int, list[str]]](), 0
+    for line, cells in sheet.rows:
+        label, *values = (plain(cell) for cell in cells)
+        stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
+        found = [_NUMBER.search(one) for one in values[:2]]
+        pair = [read_printed(one[0]) for one in found if one]
+        if stated is None or len(pair) != len(found) or not all(one.value for one in pair):
+            continue
+        ratio = read_printed(stated[1])
+        pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
+        fits += ratio.claimed.meets(pair[1].interval / pair[0].interval)
+        rows.append((line, [label, *(one.text for one in pair), stated[0]]))
+    if fits:
+        yield Sheet(sheet.name, ["", "before", "after", "ratio"], rows)
+    elif rows:
+        unread.append(f"{plain(sheet.head[-1])!r} of {sheet.name!r}: of which values?")
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Yield a table; one of devices, by row or by column, as their memory and each peak."""
     heads, rules = [plain(head) for head in sheet.head], vocabulary.headings()["devices"]
     if sum(bool(catalog_words("accelerator", head)) for head in heads[1:]) * 2 > len(heads[1:]):
-        lines = [(line, row) for line, row in sheet.rows if len(row) == len(heads)]
-        head, *columns = map(list, zip(heads, *(row for _, row in lines), strict=True))
-        rows = [(lines[0][0], column) for column in columns if lines]
-        sheet = replace(sheet, head=head, rows=rows)
-        heads = [plain(one) for one in head]
+        sheet = next(turned(replace(sheet, head=heads)), sheet)
+        heads = [plain(one) for one in sheet.head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
+    plain_heads = [_IN_HEAD.sub("", one.lower()) for one in heads]  # without units
     fitting = {
-        name: [at for at, one in enumerate(heads) if at and re.fullmatch(rule, one.lower())]
+        name: [at for at, one in enumerate(plain_heads) if at and re.fullmatch(rule, one)]
         for name, rule in rules.items()
     }
     peaks = fitting.pop("peak")
@@ -110,12 +231,13 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     others = set(range(1, len(heads))) - {*parts.values(), *peaks}
     unread += [f"{heads[at]!r} of {sheet.name!r}" for at in sorted(others)]
     rows = [
-        (line, [*row[:1] * 2, *(_base_amount(plain(row[at])) for at in parts.values())])
+        (line, [*row[:1] * 2, *(_base_amount(plain(row[at]), heads[at]) for at in parts.values())])
         for line, row in known
     ]
     for _, row in rows:
         told = dict(zip(parts, row[2:], strict=True))
-        row[1] = variant_of(plain(row[1]), *map(told.get, ("device memory gb", "tdp watts")))
+        name = catalog_words("accelerator", plain(row[1]))["accelerator"]
+        row[1] = variant_of(name, *map(told.get, ("device memory gb", "tdp watts")))
     yield Sheet(sheet.name, ["", "gpu", *parts], rows)
     for at in peaks:
         yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])
@@ -129,7 +251,8 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     found: list[tuple[int, list[str]]] = []
     for line, row in rows:
         sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
-        pair = ("", _base_amount(row[at])) if sparse else (_base_amount(row[at]), "")
+        rate = _base_amount(plain(row[at]), sheet.head[at])
+        pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:
             found.append((line, [row[0], row[0], precision, *pair]))
     return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)
@@ -156,6 +279,9 @@ def near(text: str, rates: Sequence[float]) -> bool:
     return any(abs(rate - amount(text)) < 1 for rate in rates)
 
 
+_MOST_LINE = 300  # characters of a line with a peak
+
+
 def peaks_in(text: str, unread: list[str]) -> Iterator[Sheet]:
     """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
 
@@ -163,7 +289,7 @@ def peaks_in(text: str, unread: list[str]) -> Iterator[Sheet]:
     """
     block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
     for number, line in enumerate([*text.splitlines(), "#"], start=1):
-        match = vocabulary.pattern("peak").fullmatch(line)
+        match = vocabulary.pattern("peak").fullmatch(line[:_MOST_LINE])
         name = next(iter(devices_in(match["name"] if match else "")), "")
         if match and near(match["peak"], peaks_of(name)):
             told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))

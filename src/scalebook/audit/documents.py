@@ -6,21 +6,30 @@ What has two meanings (TFLOPS of one GPU or of all?) is not guessed: ``Claims.un
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
+from scalebook.audit import knowledge
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.device_tables import Sheet, amount, devices_in, near, of_devices, peaks_in
+from scalebook.audit.device_tables import (
+    Sheet,
+    amount,
+    devices_in,
+    in_html,
+    near,
+    of_devices,
+    peaks_in,
+    ratios_of,
+    separated,
+    turned,
+)
 from scalebook.audit.fields import plain
-from scalebook.audit.knowledge import LORA, catalog_words, not_in_catalog, peaks_of
 from scalebook.audit.printed import Printed, improved, read_printed
+from scalebook.audit.row_checks import check_row
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
@@ -28,7 +37,7 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
-MOST_ROWS = 5_000
+MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -38,8 +47,9 @@ _SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
 _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
-_ALIKE = ({"model", "parameters"}, {"gpus", "nodes", "data_parallel_size"})
+_ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
+_OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
@@ -49,6 +59,11 @@ _RATES = (
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
+_SPEEDS = (
+    "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
+    "elapsed_seconds",
+)  # fmt: skip
+_SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
 
@@ -67,19 +82,24 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
 
 def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
-    lists, unread = list[Sheet](), list[str]()
+    lists, unread, prose = list[Sheet](), list[str](), ""
     if suffix in (".csv", ".tsv"):
-        sheets = list(_separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
+        sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
-        sheets = _html(text)
+        sheets, prose = in_html(text)
+        for sheet in sheets:
+            sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
         sheets = [sheet for sheet in sheets if not _turned(sheet)]
-        _set_up([*sheets, *lists], lists)
+        prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+    wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
+    if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
+        what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
+        raise ClaimError(f"{name} has more than {what}. Split it.")
+    _set_up([*sheets, *lists], lists, _device_in(prose))
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
-        raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     parts = (part for sheet in sheets for part in _parts(sheet))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
@@ -87,8 +107,9 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     tables += [
         table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
     ]
-    prose = "\n".join(line for line in text.splitlines() if "|" not in line)
     counts = set(vocabulary.pattern("gpus").findall(prose))
+    single = [table.rows[0].values for table in tables if len(table.rows) == 1]
+    counts |= {one["gpus"].text for one in single if "gpus" in one and one["gpus"].value > 1}
     tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
@@ -97,20 +118,6 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
             "'scalebook audit --fields' lists the names that a heading may have."
         )
     return Claims(Path(name).name, "", tuple(tables), tuple(dict.fromkeys(unread)))
-
-
-def _separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
-    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
-    try:
-        for cells in reader:
-            if sheet is None:
-                sheet = Sheet(name, cells)
-            elif any(cell.strip() for cell in cells):
-                sheet.rows.append((reader.line_num, cells))
-    except csv.Error as error:
-        raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
-    if sheet is not None:
-        yield sheet
 
 
 def _markdown(text: str) -> Iterator[Sheet]:
@@ -134,7 +141,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
             given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            hint = "; ".join(text for text in map(plain, outer) if LORA.search(text))
+            hint = "; ".join(text for text in map(plain, outer) if knowledge.LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
@@ -184,8 +191,14 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
     if told:
         head = ["", *(name for _, name, _ in told)]
         yield Sheet(title, head, [(told[0][0], [title, *(text for _, _, text in told)])], given)
-    peaks = [item for item in items if item[2] and item[1].lower() in precisions]
-    if peaks and any("peak" in name.lower() for _, name, value in items if not value):
+    names = (re.sub(r" tensor cores?$", "", name.lower()) for _, name, _ in items)
+    peaks = [
+        (at, name.upper(), re.sub("(?i)(flops)/gpu", r"\1", text))
+        for name, (at, _, text) in zip(names, items, strict=True)
+        if text and name in precisions
+    ]
+    said = any("peak" in name.lower() for _, name, value in items if not value)
+    if peaks and (said or any(_OF_DEVICE.match(name.lower()) for _, name, _ in items)):
         head = ["", "precision", "peak tflops", "sparse peak tflops"]
         pairs = (("", text) if "spars" in text else (text, "") for _, _, text in peaks)
         rows = [
@@ -223,13 +236,24 @@ def _context(text: str) -> dict[str, str]:
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
-def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
-    """Give every table the device and its number that the one list of hardware states."""
+def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
+    """Give every table the device and its number that the one list of hardware states.
+
+    Without such a list, the one ``device`` that the whole document names.
+    """
     pattern = vocabulary.headings()["setup"]["heading"]
     told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
     given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
-    for sheet in sheets if "accelerator" in given else ():
-        sheet.given = given | sheet.given
+    for sheet in sheets:
+        sheet.given = dict(given if "accelerator" in given else device) | sheet.given
+
+
+def _device_in(text: str) -> dict[str, str]:
+    """Return the device that a text names; an empty name where it names another, known or not."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found = devices_in(text)
+    other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
+    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
@@ -263,71 +287,26 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
 
 
 def _counted(table: Table, count: str) -> Table:
-    """Return a table with the one number of GPUs that a text names, where a row of it fits that.
-
-    Fits: its TFLOP/s of all GPUs over the peak of that number is its MFU.
-    """
-    for row in table.rows:
-        total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
-        rates = peaks_of(row.words.get("accelerator", ""))
-        if not (total and share and rates) or {"gpus", "nodes"} & row.values.keys():
+    """Return a table with the one number of GPUs that a text names, where a row fits it."""
+    told = {"gpus": read_printed(count, exact=True)}
+    every = [
+        replace(row, values=told | {**row.values}, given=row.given | {"gpus"}) for row in table.rows
+    ]
+    for row, tried in zip(table.rows, every, strict=True):
+        if {"gpus", "nodes"} & row.values.keys():
             continue
-        if total.interval.scaled(1 / int(count) / rates[0]).meets(share.claimed):
-            told = {"gpus": read_printed(count, exact=True)}
-            every = ((one, told | {**one.values}, one.given | {"gpus"}) for one in table.rows)
-            rows = (replace(one, values=values, given=given) for one, values, given in every)
-            return replace(table, rows=tuple(rows))
+        checks = (
+            one for one in check_row(knowledge.know(tried)) if not one.rule.startswith("whole")
+        )
+        found = {one.verdict for one in checks if re.search(r"\bgpus\b", one.rule + one.arithmetic)}
+        if "holds" in found and not found & {"contradicts", "impossible"}:
+            return replace(table, rows=tuple(every))
     return table
 
 
 def _cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|")
     return [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
-
-
-class _Tables(HTMLParser):
-    """Collect tables; the last heading or caption names them."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.sheets: list[Sheet] = []
-        self._name, self._row, self._text = "Table", list[str](), list[str]()
-        self._sheet: Sheet | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self._sheet = Sheet(self._name, [])
-        elif tag == "tr":
-            self._row = []
-        elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
-            self._text = []
-
-    def handle_data(self, data: str) -> None:
-        self._text.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        text = " ".join("".join(self._text).split())
-        if tag in ("h1", "h2", "h3", "h4"):
-            self._name = text or self._name
-        elif tag == "caption" and self._sheet is not None:
-            self._sheet.name = text or self._sheet.name
-        elif tag in ("td", "th"):
-            self._row.append(text)
-        elif tag == "tr" and self._sheet is not None and self._row:
-            if self._sheet.head:
-                self._sheet.rows.append((self.getpos()[0], self._row))
-            else:
-                self._sheet.head = self._row
-        elif tag == "table" and self._sheet is not None:
-            self.sheets.append(self._sheet)
-            self._sheet = None
-
-
-def _html(text: str) -> list[Sheet]:
-    parser = _Tables()
-    parser.feed(text)
-    parser.close()
-    return [replace(sheet, given=_context(sheet.name)) for sheet in parser.sheets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +377,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 
 _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
-    *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
-    "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
+    *SETTINGS, "gpus", "gpu_power_watts", "mfu", "tokens_per_second",
+    "tokens_per_second_per_gpu", "step_seconds", "samples_per_second",
+    "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
 
 
@@ -407,7 +387,21 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
     of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
-    return iter([sheet]) if of_runs else of_devices(sheet, unread)
+    if not of_runs:
+        yield from of_devices(sheet, unread)
+        return
+    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
+    if len(known) * 2 < len(sheet.rows) or any(_named(*_heading(one)) for one in sheet.head[1:]):
+        yield sheet
+    else:  # a quantity a row, a run a column
+        ratio = [
+            at
+            for at, one in enumerate(sheet.head)
+            if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
+        ]
+        yield from turned(sheet, ratio)
+        if ratio == [3] and len(sheet.head) == 4:
+            yield from ratios_of(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -416,14 +410,17 @@ def _shown(sheet: Sheet, index: int) -> str:
 
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
-    for kind, field_name in _RATES[:2]:
-        if vocabulary.factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
+    for kind, field_name in _RATES:
+        if vocabulary.factor(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
             return field_name
-    named = f"{name} {unit}".strip()
-    for field_name, patterns in vocabulary.headings()["fields"].items():
-        if any(re.fullmatch(pattern, text) for pattern in patterns for text in (name, named)):
-            return field_name
-    return None
+    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
+    named = (
+        field_name
+        for text in texts
+        for field_name, patterns in vocabulary.headings()["fields"].items()
+        if any(re.fullmatch(pattern, text) for pattern in patterns)
+    )
+    return next(named, None)
 
 
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
@@ -464,17 +461,25 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
 
 
 def _totalled(sheet: Sheet) -> Sheet:
-    """Return the table with TFLOPS of all GPUs where they are above twice one BF16 peak."""
-    names = [_heading(head)[0] for head in sheet.head]
-    at = next((i for i, name in enumerate(names) if name in ("tflops", "tflop/s")), None)
+    """Return the table with bare TFLOPS as those of one GPU or of all, where the rows say which.
+
+    Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
+    """
+    names = [_heading(head) for head in sheet.head]
+    at = next((i for i, (name, _) in enumerate(names) if name in ("tflops", "tflop/s")), None)
     if at is None:
         return sheet
+    share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
+    every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = peaks_of(name), cells[at] if at < len(cells) else ""
-        if not rates or near(text, rates) or amount(text) <= 2 * rates[0]:
-            return sheet
-    return replace(sheet, head=["total tflops" if i == at else h for i, h in enumerate(sheet.head)])
+        rates, text = knowledge.peaks_of(name), cells[at] if at < len(cells) else ""
+        percent = amount(cells[share]) if share < len(cells) else 0.0
+        if rates and percent and abs(amount(text) / rates[0] * 100 - percent) < _SAME_PERCENT:
+            return replace(sheet, head=[*sheet.head[:at], "tflops per gpu", *sheet.head[at + 1 :]])
+        every = every and bool(rates) and not near(text, rates) and amount(text) > 2 * rates[0]
+    head = [*sheet.head[:at], "total tflops", *sheet.head[at + 1 :]]
+    return replace(sheet, head=head) if every else sheet
 
 
 def _row(
@@ -487,7 +492,7 @@ def _row(
         if cell.lower() in ("", "-", "–", "—", "n/a", "na", "tbd", "none"):
             continue
         if column.field in vocabulary.words():
-            words |= catalog_words(column.field, cell)
+            words |= knowledge.catalog_words(column.field, cell)
         elif (read := _value(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
@@ -500,16 +505,21 @@ def _row(
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+            words |= knowledge.catalog_words(
+                "model", f"{at.get('model', '')} {size.partition('(')[0]}"
+            )
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
-    unread += not_in_catalog(at, words)
-    given = _given(sheet, columns, values, words)
+    unread += knowledge.not_in_catalog(at, words)
+    told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    given = _given(replace(sheet, given=told), columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
     row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
+    if knowledge.has_memory_of_all(row):
+        unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
 
 
@@ -520,7 +530,7 @@ def _given(
     stated = {column.field for column in columns} | values.keys() | words.keys()
     alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
     stated |= {name for names in alike if names & stated for name in names}
-    told = dict(sheet.given)
+    told = {name: text for name, text in sheet.given.items() if text}
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
     for name in told.keys() - stated:
@@ -601,8 +611,23 @@ def _base(rows: Sequence[Row]) -> str | None:
     """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
     sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
     sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
-    if len(sized) < 2:
+    first = rows[min(sized)[1]] if len(sized) > 1 else _said_base(rows)
+    if first is None:
         return None
-    first = rows[min(sized)[1]]
     told = [first.values.get(name) for name in ("speedup", "scaling_efficiency")]
-    return first.label if any(value is not None and value.value == 1 for value in told) else None
+    return first.label if any(one is not None and one.value == 1 for one in told) else None
+
+
+def _said_base(rows: Sequence[Row]) -> Row | None:
+    """Return the one row with a speed-up of 1, if another's is that of its rate over this one's."""
+    ones = [row for row in rows if (own := row.values.get("speedup")) and own.value == 1]
+    if len(ones) != 1:
+        return None
+    for row, name in product(rows, _SPEEDS):
+        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, "speedup"))
+        if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
+            continue
+        times = (base, here) if name.endswith("_seconds") else (here, base)
+        if claimed.claimed.meets(times[0].interval / times[1].interval):
+            return ones[0]
+    return None

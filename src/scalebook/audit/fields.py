@@ -100,16 +100,16 @@ def pattern(name: str) -> re.Pattern[str]:
 
 def factor(kind: str | None, unit: str) -> float | None:
     """Return what a number in this unit of a kind is multiplied by; None where it is none."""
-    return headings()["units"].get(kind, {}).get(unit.lower().strip(" ."))
+    plain_unit = re.sub(" ?/ ?", "/", unit.lower().strip(" ."))
+    return headings()["units"].get(kind, {}).get(plain_unit)
 
 
 def is_other(kind: str | None, unit: str) -> bool:
     """Return whether a unit is of another kind: a switch's throughput in Tbps is not of tokens."""
     known = [*headings()["units"]] if kind and unit and factor(kind, unit) is None else []
-    return bool(known) and (
-        any(factor(one, unit) for one in known)
-        or re.fullmatch(r"[kmgt]i?b(it)?(ps|/s|/sec)", unit) is not None
-    )
+    rate = r"[a-z]+ ?(/|per) ?s(ec|econds?)?|[kmgt]?i?b(it)?ps|[a-z]+/s"
+    odd = kind is not None and kind.endswith("_rate") and re.fullmatch(rate, unit)
+    return bool(known) and (any(factor(one, unit) for one in known) or bool(odd))
 
 
 _MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
@@ -119,7 +119,8 @@ LONGEST = 120  # characters of a label or a heading that is shown
 
 def plain(text: str) -> str:
     """Return a cell without Markdown's marks, links and footnotes."""
-    shown = _MARKS.sub(" ", _LINK.sub(r"\1", re.sub(r"<br ?/?>", " ", text)))
+    text = re.sub(r"\\([-_*#~$])", r"\1", re.sub(r"<br ?/?>", " ", text))
+    shown = _MARKS.sub(" ", _LINK.sub(r"\1", text))
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
 
 

@@ -50,6 +50,7 @@ class Identity:
     shape: Shape
     whole: bool = False  # the subject over the stated sizes leaves whole numbers
     claimed: bool = False  # for rows that state the subject only: others have a shorter way
+    last: bool = False  # accuses no field that an identity before it has judged
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,23 +60,18 @@ class Identity:
     def solve(self, target: str, known: Mapping[str, Interval]) -> Interval:
         """Return ``target`` from the other quantities."""
         if target == self.subject:
-            return self._forward(self.right.value(known))
-        left = self._backward(known[self.subject])
+            return self._shaped(self.right.value(known), -1)
+        left = self._shaped(known[self.subject], 1)
         rest = Product(
             self.right.constant, tuple(item for item in self.right.powers if item[0] != target)
         )
         others = rest.value(known)
         return left / others if dict(self.right.powers)[target] > 0 else others / left
 
-    def _forward(self, value: Interval) -> Interval:
+    def _shaped(self, value: Interval, excess: int) -> Interval:
         if self.shape == "complement":
             return point(1) + -value
-        return value + point(-1) if self.shape == "excess" else value
-
-    def _backward(self, value: Interval) -> Interval:
-        if self.shape == "complement":
-            return point(1) + -value
-        return value + point(1) if self.shape == "excess" else value
+        return value + point(excess) if self.shape == "excess" else value
 
     def expression(self, target: str) -> str:
         """Return the right side of ``target = ...`` in words of the equation."""
@@ -130,14 +126,14 @@ def parse_product(text: str) -> Product:
     return Product(constant, tuple(powers))
 
 
-def parse_identity(text: str, *, whole: bool = False, claimed: bool = False) -> Identity:
-    """Return the identity that an equation writes."""
+def parse_identity(text: str, **rules: bool) -> Identity:
+    """Return the identity that an equation writes; ``rules`` are its fields of yes or no."""
     subject, _, right = text.partition(" = ")
     patterns: dict[Shape, re.Pattern[str]] = {"complement": _COMPLEMENT, "excess": _EXCESS}
     for shape, pattern in patterns.items():
         if match := pattern.fullmatch(right):
-            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, whole, claimed)
-    return Identity(text, subject, parse_product(right), "product", whole, claimed)
+            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, **rules)
+    return Identity(text, subject, parse_product(right), "product", **rules)
 
 
 @cache
@@ -149,12 +145,8 @@ def _data() -> dict[str, Any]:
 @cache
 def identities() -> tuple[Identity, ...]:
     """Return every identity, in the order in which missing quantities are derived."""
-    return tuple(
-        parse_identity(
-            row["equation"], whole=row.get("whole", False), claimed=row.get("claimed", False)
-        )
-        for row in _data()["identities"]
-    )
+    rows = (dict(row) for row in _data()["identities"])
+    return tuple(parse_identity(row.pop("equation"), **row) for row in rows)
 
 
 @cache

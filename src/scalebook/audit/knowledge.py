@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.identities import Fact, Facts, Identity, derive, identities, operand, show
-from scalebook.audit.printed import Printed
+from scalebook.audit.printed import APPROXIMATE, Printed
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY, Accelerator, ModelShape
@@ -54,6 +54,7 @@ WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 # section 3.1) counts 16; with 32-bit gradients, as Megatron accumulates them, 18.
 STATE_BYTES = ((16, "Adam, 16-bit gradients"), (18, "Adam, 32-bit gradients"))
 
+_MOST_PUE = 2.5  # with the rest of the nodes
 CHECKPOINT_BYTES = (
     (2, "16-bit weights"),
     (4, "32-bit weights"),
@@ -82,6 +83,14 @@ def peaks_of(name: str) -> tuple[float, ...]:
         return ()
     dense, sparse = device.peak_tflops, device.sparse_peak_tflops
     return (dense["bf16"], *dense.values(), *sparse.values())
+
+
+def has_memory_of_all(row: Row) -> bool:
+    """Return whether the memory of a row is what all its devices have, to a tenth."""
+    device, gpus, memory = accelerator_of(row), *map(row.values.get, ("gpus", "memory_gb"))
+    if device is None or gpus is None or memory is None or gpus.value == 1:
+        return False
+    return abs(memory.value / (gpus.value * device.memory_gb) - 1) < APPROXIMATE
 
 
 # What says nothing of which device it is; generations of a form are left out too (SXM5).
@@ -137,8 +146,10 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
         return {name: found} if (found := _model_named(cell)) else {}
     if name == "accelerator":
         device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
-        known = unknown_names(Row("", "", None, {}, {name: device})) is None
-        return {name: device} if known else {}
+        for one in (device, re.split("[,;(]", device)[0].strip()):  # A100 80GB, single node
+            if unknown_names(Row("", "", None, {}, {name: one})) is None:
+                return {name: one}
+        return {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
     lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
     if name == "trained":
@@ -158,7 +169,7 @@ def not_in_catalog(cells: Mapping[str, str], words: Mapping[str, str]) -> list[s
         f"the {kind} {cells[kind]!r}: its {what} not checked. 'scalebook {table}' lists those "
         f"known; add it to .scalebook.toml as [[{table}]]"
         for kind, (what, table) in lost.items()
-        if re.search("[a-z]", cells.get(kind, ""), re.IGNORECASE) and kind not in words
+        if re.search("^(?!(total|sum)$).*[a-z]", cells.get(kind, "").lower()) and kind not in words
     ]
 
 
@@ -194,6 +205,10 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
     for size, words in CHECKPOINT_BYTES:
         yield _known("checkpoint_bytes_per_parameter", size, words)
     yield _known("lowest_pue", 1, "no cooling")
+    if "pue" not in row.values:
+        yield _known("pue", 1, "the GPUs alone")
+        wide = _fact("pue", Interval(1.0, _MOST_PUE), 1.0, f"a PUE of up to {_MOST_PUE:g}")
+        yield replace(wide, bound=True)
 
 
 def _known(quantity: str, value: float, variant: str = "", *, legitimate: bool = True) -> Fact:

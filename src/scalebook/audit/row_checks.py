@@ -34,7 +34,12 @@ def check_row(known: Known) -> list[Check]:
         if identity.whole:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
-            checks.extend(_against_identity(known, identity))
+            judged = {one.field for one in checks} if identity.last else ()
+            checks += [
+                one
+                for one in _against_identity(known, identity)
+                if one.verdict != "contradicts" or one.field not in judged
+            ]
     broken: set[str] = set()  # one broken limit is enough to say of a field
     for limit in limits():
         if all(name in known.facts for name in limit.names):
@@ -70,7 +75,8 @@ def _against_catalog(known: Known) -> Iterator[Check]:
     for quantity, alternatives in known.facts.items():
         item = field_of(known.row, quantity)
         facts = tuple(fact for fact in alternatives if fact.origin == "catalog")
-        if item is not None and facts and item.name not in known.row.given:
+        known_peak = any(fact.legitimate for fact in facts)  # of this precision
+        if item is not None and known_peak and item.name not in known.row.given:
             right = (*facts, *otherwise_printed(quantity, known.row))
             yield compare(known.row, item, f"{quantity} of the catalog", right)
 

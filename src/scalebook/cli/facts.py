@@ -323,7 +323,9 @@ def published(options: argparse.Namespace) -> int:
     """Print published results as their sources state them."""
     from scalebook.facts import catalog
 
-    device = catalog.accelerator(options.accelerator).name if options.accelerator else None
+    named = {one.name: one.accelerator for one in catalog.platforms()}  # h100: a platform's name
+    name = named.get(str(options.accelerator).lower()) or options.accelerator
+    device = catalog.accelerator(name).name if name else None
     model = catalog.model(options.model).name if options.model else None
     found = [
         row

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
@@ -157,30 +157,18 @@ def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iter
             asked = f"SELECT key, value FROM {table} WHERE run_uuid = ? LIMIT ?"
             for key, value in store.execute(asked, (name, MOST_PARAMETERS)):
                 run.parameter(str(key), value)
-        for key in _metrics(store, name):
-            if history.wants(key):
-                _points(history, key, _values(store, name, key))
+        asked = "SELECT DISTINCT key FROM metrics WHERE run_uuid = ? ORDER BY key LIMIT ?"
+        keys = [str(key) for (key,) in store.execute(asked, (name, MOST_PARAMETERS))]
+        for key in filter(history.wants, keys):
+            asked = (
+                "SELECT step, value, is_nan, timestamp FROM metrics WHERE run_uuid = ? AND key = ? "
+                "ORDER BY timestamp"
+            )
+            for step, value, is_nan, at in store.execute(asked, (name, key)):
+                if isinstance(step, int) and isinstance(at, int) and isinstance(value, int | float):
+                    history.add(key, step, math.nan if is_nan else float(value), at / 1e3)
         run.rows = history
         yield run
-
-
-def _metrics(store: sqlite3.Connection, run: str) -> list[str]:
-    asked = "SELECT DISTINCT key FROM metrics WHERE run_uuid = ? ORDER BY key LIMIT ?"
-    return [str(key) for (key,) in store.execute(asked, (run, MOST_PARAMETERS))]
-
-
-def _values(store: sqlite3.Connection, run: str, key: str) -> Iterable[tuple[Any, ...]]:
-    return store.execute(
-        "SELECT step, value, is_nan, timestamp FROM metrics WHERE run_uuid = ? AND key = ? "
-        "ORDER BY timestamp",
-        (run, key),
-    )
-
-
-def _points(history: History, key: str, values: Iterable[tuple[Any, ...]]) -> None:
-    for step, value, is_nan, stamp in values:
-        if isinstance(step, int) and isinstance(stamp, int) and isinstance(value, int | float):
-            history.add(key, step, math.nan if is_nan else float(value), stamp / 1e3)
 
 
 def write(run: RunExport, place: str) -> None:

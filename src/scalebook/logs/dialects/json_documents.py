@@ -263,16 +263,21 @@ class Autotuning(JSONDialect):
             ours = self._SIZES.get(name.rpartition("/")[2])
             if ours and isinstance(item, int):
                 self.out.tell(ours, item)
+        rates = [cell_value(document.get(name)) for name in ("throughput", "FLOPS_per_gpu")]
+        if rates[1] > _MOST_FLOPS:  # DeepSpeed divides by ms as if they were microseconds
+            rates = [rate / 1e3 for rate in rates]
+            self.out.job.note("Its rates are a thousand times those of its step time: divided.")
         row = {
             "seconds": cell_value(document.get("latency")) / 1e3,
-            "samples_per_second": cell_value(document.get("throughput")),
-            "tflops_per_gpu": cell_value(document.get("FLOPS_per_gpu")) / 1e12,
+            "samples_per_second": rates[0],
+            "tflops_per_gpu": rates[1] / 1e12,
         }
         if row["seconds"] > 0:
             self.out.step(row)
             self.out.job.finished = True
 
 
+_MOST_FLOPS = 3e15  # of one device in BF16, and some
 _GB_IN_GIB = 1e9 / 2**30
 
 

@@ -69,7 +69,7 @@ class Rows(Dialect):
 
     def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
         """Yield, for each run, the cells of its records by name."""
-        yield _cells(source)
+        yield self._cells(source)
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -137,9 +137,36 @@ class Rows(Dialect):
             self.fine = self.fine or (stamp is not None and has_fraction(stamp))
             if not math.isnan(value) or (column == "loss" and item is not None):
                 row.setdefault(column, value * scale)
+            elif target == "step" and item is not None:  # such as "mean", under the steps
+                return {}
         if row.get("tokens_per_second", 0) > 0 and "tokens_in_step" in row:
             row.setdefault("seconds", row["tokens_in_step"] / row["tokens_per_second"])
         return row
+
+    def _cells(self, source: Source) -> Iterator[dict[str, Any]]:
+        """Yield the cells of each row by name; a line that is not a row is counted as broken."""
+        header: list[str] | None = None
+        between = ","
+        for line in (line for text in source.texts() for line in text.split("\n")):
+            if not line.strip():
+                continue
+            if len(line) > 16 * LONGEST_LINE:
+                self.out.job.counts.broken_records += 1
+                continue
+            if text := _json(line):
+                yield dict(cells_of(text))
+                continue
+            between = _between(line) if header is None else between
+            cells = _split(line, between)
+            if between == ";":  # goes with decimal commas
+                cells = [cell if "." in cell else cell.replace(",", ".") for cell in cells]
+            if header is None or cells == header:  # said again where a run was added
+                header = cells[:_MOST_CELLS]
+                yield {}
+            elif len(cells) == len(header):
+                yield dict(zip(header, cells, strict=True))
+            else:
+                self.out.job.counts.broken_records += 1
 
     def _take(self, row: Mapping[str, float]) -> None:
         if row.keys() - _BESIDE or (row and self.mapping):
@@ -307,25 +334,3 @@ def cells_of(line: str) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, dict):
         yield from flat(cast("dict[str, Any]", value))
-
-
-def _cells(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each row by name; a line that is not a row is left out."""
-    header: list[str] | None = None
-    between = ","
-    for text in source.texts():
-        for line in text.split("\n"):
-            if not line.strip() or len(line) > 16 * LONGEST_LINE:
-                continue
-            if text := _json(line):
-                yield dict(cells_of(text))
-                continue
-            between = _between(line) if header is None else between
-            cells = _split(line, between)
-            if between == ";":  # goes with decimal commas
-                cells = [cell if "." in cell else cell.replace(",", ".") for cell in cells]
-            if header is None or cells == header:  # said again where a run was added
-                header = cells[:_MOST_CELLS]
-                yield {}
-            elif len(cells) == len(header):
-                yield dict(zip(header, cells, strict=True))
