@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 from scalebook.config import RunConfig
@@ -447,6 +448,7 @@ class _Job:
                 element_bytes=each,
                 sequence_parallel=spread,
                 again=config.again(shape.num_layers),
+                moe=moe,
             )
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
@@ -462,13 +464,18 @@ class _Job:
             passes = (2 + again) / (3 + again) if self.own_kernels else 1.0
             kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
-        ranks = config.expert_parallel_size
-        if moe and ranks > 1:
-            own = self.tokens * self.replicated
+        if moe:
             again = config.again(shape.num_layers, "moe")
-            size = communication.expert_bytes(shape, ranks, own, element_bytes=each, again=again)
-            stride = config.expert_tensor_parallel_size
-            _add(found, self.sent("expert_exchange", size, ranks, stride))
+            bytes_of = partial(
+                communication.expert_bytes,
+                shape,
+                tokens=self.tokens * self.replicated,
+                element_bytes=each,
+                again=again,
+            )
+            ranks, inner = config.expert_parallel_size, config.expert_tensor_parallel_size
+            _add(found, self.sent("expert_exchange", bytes_of(ranks), ranks, inner))
+            _add(found, self.sent("expert_exchange", bytes_of(1, tensor=inner), inner, 1))
         if config.offload_layers:  # of one layer in so many, gate and up go to the host and back
             share = min(config.offload_layers / shape.num_layers, 1.0)
             size = 8 * self.tokens * shape.ffn_hidden_size / config.tensor_parallel_size
