@@ -242,7 +242,11 @@ RING = 2 * 64 / 2 * 64 * 2 / 2  # keys and values of half the tokens, once, on o
 def test_what_runs_again_exchanges_again(
     again: Recomputed, tensor: float, context: float, expert: float
 ) -> None:
-    """tiny-moe (h 128, 4 groups of 16, 2 experts a token), 64 tokens over 2 x 2 x 2 ranks and 2."""
+    """tiny-moe (h 128, 4 groups of 16, 2 experts a token), 64 tokens over 2 x 2 x 2 ranks and 2.
+
+    Half of the tensor-parallel passes are the MLP's, which routed experts do not make. Half of a
+    rank's rows go to the other expert rank, and all to the rank with the other half of an expert.
+    """
     split = Parallelism(
         16, 2, 2, context_parallel_size=2, expert_parallel_size=2, expert_tensor_parallel_size=2
     )
@@ -255,9 +259,17 @@ def test_what_runs_again_exchanges_again(
         recompute=again,
     )
     own = 64 / 2 * 128 * 2
-    assert found.tensor == 2 * tensor * own / 2
+    assert found.tensor == 2 * tensor / 2 * own / 2
     assert found.context == 2 * context * RING
-    assert found.expert == 2 * expert * own * 2 / 2
+    assert found.expert == 2 * expert * own * 2 * (1 / 2 + 1)
+
+
+def test_a_shared_expert_is_gathered_like_an_mlp_and_routed_ones_are_not() -> None:
+    """Layers of 10 gathers and scatters of 64 x h, half of them around the MLP."""
+    for name, passes in (("deepseek-v2-lite", 10), ("mixtral-8x7b", 5), ("llama3.1-8b", 10)):
+        shape = catalog.model(name)
+        sent = communication.tensor_bytes(shape, 2, 64, sequence_parallel=True, moe=True)
+        assert sent == passes / 2 * 64 * shape.hidden_size * 2
 
 
 def test_a_model_without_experts_trades_no_tokens() -> None:

@@ -266,7 +266,8 @@ def test_activations_of_a_toy_model_are_counted_tensor_by_tensor() -> None:
     assert worst.logits * GIB == 64 * 1024 * 6
 
 
-def test_a_gpt_layer_is_korthikantis_less_its_dropout_masks() -> None:
+def test_a_gpt_layer_is_korthikantis_less_its_dropout_masks_with_values_held_twice() -> None:
+    """Keys that nothing rotates are a view of a product that holds the values as well."""
     shape = catalog.model("megatron-22b")
     assert shape.ffn_hidden_size == 4 * shape.hidden_size
     parallelism = Parallelism(8, 8, sequence_parallel=True)
@@ -275,9 +276,12 @@ def test_a_gpt_layer_is_korthikantis_less_its_dropout_masks() -> None:
         for count in (48, 47)
     )
     published = 34 * 2048 * shape.hidden_size / 8  # arXiv 2205.05198, section 4: 34 s b h / t
-    masks = 2 * 2048 * shape.hidden_size / 8
+    masks = values = 2 * 2048 * shape.hidden_size / 8
     softmax = 4 * 2048 * shape.num_attention_heads / 8
-    assert (whole - less) * GIB == pytest.approx(published - masks + softmax, rel=1e-6)
+    assert (whole - less) * GIB == pytest.approx(published - masks + values + softmax, rel=1e-6)
+    rotated = replace(shape, num_layers=48, learned_positions=0)
+    per_stage = memory.estimate(rotated, parallelism, **SIZES).worst.activations
+    assert (whole - per_stage) * GIB == pytest.approx(48 * values)
 
 
 def test_unfused_attention_keeps_the_scores_that_selective_recomputation_drops() -> None:
@@ -711,6 +715,32 @@ def test_a_last_stage_may_hold_more_layers_than_the_others() -> None:
     assert [len(stage_layers(shape, split, stage)[0]) for stage in range(4)] == [6, 6, 6, 14]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "bytes_per_token"),
+    # Of Llama 3.1 8B: outputs of two norms (4,096 each) and of SwiGLU (14,336) in a byte instead of
+    # two, the attention's output once more; an fp32 scale for 128 elements.
+    [("delayed", 22528 - 4096), ("tensorwise", 22528), ("blockwise", 22528 * (1 - 4 / 128))],
+)
+def test_fp8_keeps_inputs_of_products_in_a_byte(recipe: str, bytes_per_token: float) -> None:
+    shape = catalog.model("llama3.1-8b@8")
+    plain, low = (
+        memory.estimate(shape, ALONE, **SIZES, precision=name, fp8_recipe=recipe).worst.activations
+        for name in ("bf16", "fp8")
+    )
+    assert (plain - low) * GIB == pytest.approx(8 * 2048 * bytes_per_token)
+
+
+def test_fp8_keeps_routed_rows_in_a_byte_and_what_the_router_reads_in_two() -> None:
+    """Mixtral, 2 of 8 experts per token: their rows and activations, and one norm's output."""
+    shape = catalog.model("mixtral-8x7b@2")
+    plain, low = (
+        memory.estimate(shape, ALONE, **SIZES, precision=name, fp8_recipe="tensorwise")
+        for name in ("bf16", "fp8")
+    )
+    saved = 2 * 2048 * (4096 + 2 * (4096 + 14336))
+    assert (plain.worst.activations - low.worst.activations) * GIB == pytest.approx(saved)
+
+
 @pytest.mark.parametrize(("precision", "copies"), [("fp8", 2), ("fp4", 0.5 + 0.5 + 2 / 16)])
 def test_low_precision_adds_two_copies_of_each_linear_weight(precision: str, copies: float) -> None:
     """FP8 has a byte an element; FP4 half a byte, and an 8-bit scale for each 16 of them."""
@@ -719,10 +749,16 @@ def test_low_precision_adds_two_copies_of_each_linear_weight(precision: str, cop
     low = memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
     linear = 4 * (49152 + 147456)
     assert (low.parameters - plain.parameters) * GIB == pytest.approx(copies * linear)
-    assert replace(low, parameters=0) == replace(plain, parameters=0)
+    same = {"parameters": 0, "activations": 0}
+    assert replace(low, **same) == replace(plain, **same)
+    # FP8 keeps inputs in a byte: both norms' outputs and the activation (h 128, f 384, 4 layers);
+    # the delayed recipe keeps those of the attention's projection twice.
+    saved = (2 * 128 + 384 - 128) * 4 * SIZES["micro_batch_size"] * SIZES["sequence_length"]
+    saved *= precision == "fp8"
+    assert (plain.activations - low.activations) * GIB == pytest.approx(saved)
     # kept in FP8 only, both copies take the two bytes of the weights
     only = memory.estimate(shape, ALONE, **SIZES, precision=precision, fp8_primary_weights=True)
-    assert only.worst == plain
+    assert replace(only.worst, activations=0) == replace(plain, activations=0)
 
 
 @pytest.mark.parametrize(

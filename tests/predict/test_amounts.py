@@ -356,33 +356,57 @@ def test_waits_are_as_unsure_as_hosts_differ(host: float, busy: float, waits: fl
 
 
 @pytest.mark.parametrize(
-    ("model", "each"),
+    ("model", "layers", "counted", "forward", "backward"),
     [
-        ("mixtral-8x7b@4", 4 * 0.0145),
-        ("deepseek-v2-lite@3", 2 * (0.0145 + 0.003)),  # its first layer has no experts
-        ("gpt-oss-20b@4", 4 * 0.0145),  # its experts have biases, and are one product as well
+        ("mixtral-8x7b@4", 4, 0.0025, 0.0062, 0.0058),
+        # More than 16 experts on one rank are computed without their numbers of tokens.
+        ("deepseek-v2-lite@3", 2, 0, 0.0042 + 0.0015, 0.0058 + 0.0015),  # of 3, one is dense
+        ("gpt-oss-20b@4", 4, 0, 0.0042, 0.0058),  # its experts have biases, and are one product too
     ],
 )
 def test_experts_are_launched_kernel_by_kernel_while_the_device_works(
-    model: str, each: float
+    model: str, layers: int, counted: float, forward: float, backward: float
 ) -> None:
     fields = {"model": model, "micro_batch_size": 1, "sequence_length": 64, "cuda_graph": "off"}
-    found = seconds(**fields, global_batch_size=3)
-    rest = believed(found, ONCE)
-    assert found["expert_launch"] == pytest.approx(3 * each - rest)
-    # half of the launches are those of the forward pass, a third of the work
-    longer = seconds(**fields | {"sequence_length": 4096}, global_batch_size=3)
-    third = believed(longer, ONCE) / 3
-    late = max(3 * each / 2 - third, 0) + max(3 * each / 2 - 2 * third, 0)
-    assert longer.get("expert_launch", 0) == pytest.approx(late)
+    for length in (64, 1024, 4096):
+        found = seconds(**fields | {"sequence_length": length}, global_batch_size=3)
+        third = believed(found, ONCE) / 3
+        late = max(3 * layers * forward - third, 0) + max(3 * layers * backward - 2 * third, 0)
+        # What waits for the numbers of tokens hides behind nothing.
+        assert found.get("expert_launch", 0) == pytest.approx(3 * layers * counted + late)
     assert "expert_launch" not in seconds(**fields, engine="nemo")
 
 
+def test_a_run_of_a_trainer_that_counted_tokens_on_the_host_is_held_against_that() -> None:
+    fields = {"model": "gpt-oss-20b@4", "micro_batch_size": 1, "sequence_length": 64}
+    asked = config(**fields, cuda_graph="off", global_batch_size=3)
+    shape = catalog.model(asked.model)
+    ran = {"grouped_gemm": "on", "cuda_graph": "off"}
+    now, then = (
+        amounts(asked, shape, H100, ran | {"token_counts": place}).seconds["expert_launch"]
+        for place in ("device", "host")
+    )
+    assert then - now == pytest.approx(3 * 4 * (0.0025 + 0.0062 - 0.0042))
+
+
 def test_transformer_engine_launches_a_product_for_each_expert() -> None:
-    """Two of DeepSeek-V2-Lite's first three layers have 64 experts, of 0.3 ms each."""
+    """Two of DeepSeek-V2-Lite's first three layers have 64 experts of 0.3 ms, and wait 2.5 ms."""
     fields = {"model": "deepseek-v2-lite@3", "micro_batch_size": 1, "sequence_length": 64}
     found = seconds(**fields, precision="fp8", global_batch_size=3)
-    assert found["expert_launch"] == pytest.approx(3 * 2 * 64 * 0.0003 - believed(found, ONCE))
+    launched = 3 * 2 * (64 * 0.0003 + 0.0025)
+    assert found["expert_launch"] == pytest.approx(launched - believed(found, ONCE))
+
+
+def test_overlapped_attention_before_experts_is_launched_in_pieces() -> None:
+    """Half of a layer's products: 2 ranks x 2.25 ms / 2, in each of both passes."""
+    fields = {"model": "mixtral-8x7b@4", "micro_batch_size": 1, "sequence_length": 64}
+    fields |= {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}
+    fields |= {"expert_tensor_parallel_size": 2, "global_batch_size": 3}
+    shown = []
+    for overlap in ("on", "off"):
+        found = seconds(**fields, overlap_tensor_parallel=overlap)
+        shown.append(found["expert_launch"] + believed(found, ONCE))
+    assert shown[0] - shown[1] == pytest.approx(3 * 4 * 2 * 2 * 0.00225 / 2)
 
 
 def test_two_stages_launch_their_experts_at_the_same_time() -> None:
@@ -391,6 +415,15 @@ def test_two_stages_launch_their_experts_at_the_same_time() -> None:
     two = seconds(**fields, global_batch_size=4, world_size=2, pipeline_parallel_size=2)
     shown = [found["expert_launch"] + believed(found, ONCE) for found in (one, two)]
     assert shown == pytest.approx([4 * 4 * 0.0145, 4 * 2 * 0.0145])
+
+
+def test_ranks_that_share_experts_exchange_their_rows() -> None:
+    """Of Mixtral (2 experts a token, h 4096), 32 tokens a rank: 4 passes of their rows in bf16."""
+    fields = {"model": "mixtral-8x7b@1", "micro_batch_size": 1, "sequence_length": 64}
+    fields |= {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}
+    found = seconds(**fields, expert_tensor_parallel_size=2)
+    rows = 32 * 2 * 4096 * 2
+    assert found["expert_exchange"] == pytest.approx(2 * 4 * rows / LINK)  # 2 micro batches
 
 
 @pytest.mark.parametrize(("world", "deviations"), [(1, 0), (8, 1.4236), (40, 2.1608)])

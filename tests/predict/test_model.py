@@ -12,6 +12,7 @@ import pytest
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
 from scalebook.measure.probes import Probe
+from scalebook.predict import fit as fit_module
 from scalebook.predict import kinds as kinds_module
 from scalebook.predict import predictor, slower_than_parts
 from scalebook.predict.amounts import amounts
@@ -261,6 +262,18 @@ def test_beyond_six_percent_a_sample_is_doubted_by_its_error(
     assert all(one.doubt == 1 for one in made.samples if one is not odd)
 
 
+def test_an_interval_grows_with_the_work_that_the_runs_most_like_it_do_not_have() -> None:
+    """Shares of gemm 1, 0.75, 0.5 and 0: of a step of gemm alone, the three nearest lack 0.25."""
+    work = [{"gemm": share, "step": 1 - share} for share in (1.0, 0.75, 0.5, 0.0)]
+    samples = [StepSample(1.0, one, str(one), "x") for one in work for _ in range(2)]
+    made = least_squares(tuple(samples), Belief({"gemm": 1, "step": 1}, {"gemm": 1, "step": 1}))
+    assert made.slowness == pytest.approx({"gemm": 1, "step": 1})
+    assert made.unlike((1.0, 0.0)) == pytest.approx((0 + 0.25 + 0.5) / 3)
+    assert made.unlike((1.0, 0.0), {str(work[0])}) == pytest.approx((0.25 + 0.5 + 1) / 3)
+    unlike = made.variance({"gemm": 2.0}) - made.covariance[0][0]
+    assert unlike == pytest.approx((0.15 * 0.25) ** 2)
+
+
 ROWS = [(1.0, 0.2, 1.63), (0.5, 0.4, 1.1), (2.0, 0.1, 3.2), (2.0, 0.1, 3.1), (0.3, 0.9, 1.5)]
 
 
@@ -268,8 +281,10 @@ ROWS = [(1.0, 0.2, 1.63), (0.5, 0.4, 1.1), (2.0, 0.1, 3.2), (2.0, 0.1, 3.1), (0.
     ("nodes", "devices"), [("     ", "ddddd"), ("aabbb", "ddddd"), ("aab b", "ddede")]
 )
 def test_a_left_out_error_is_exactly_that_of_a_fit_without_its_node_or_all_repeats(
-    nodes: str, devices: str
+    nodes: str, devices: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # How unlike steps are is judged at the rates of the whole fit.
+    monkeypatch.setattr(fit_module, "_UNLIKE", 0.0)
     samples = [
         StepSample(seconds, {"gemm": a, "step": b}, str((a, b)), "x", doubt=1.0 + a,
                    unsure=0.03, node=node.strip(), device=device)

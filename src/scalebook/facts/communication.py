@@ -41,6 +41,7 @@ def tensor_bytes(
     element_bytes: int = 2,
     sequence_parallel: bool = False,
     again: float = 0.0,
+    moe: bool = False,
 ) -> float:
     """Return bytes that a rank sends in one layer for one microbatch with ``tokens`` tokens.
 
@@ -48,8 +49,11 @@ def tensor_bytes(
     parallelism moves the same as gathers and scatters, and gathers the two inputs of the linear
     layers once more in the backward pass (arXiv 2205.05198, section 4.2.2): 10 where it was 8.
     A forward pass that runs ``again`` (1: all of it) makes 12 of 8 (arXiv 1910.02054, section 8).
+    Half of them are the MLP's, which routed experts (``moe``) do not make: see ``expert_bytes``.
     """
     passes = (10 if sequence_parallel else 8) + 4 * again
+    if moe and shape.moe is not None and not shape.moe.shared_ffn_hidden_size:
+        passes /= 2
     return passes * (ranks - 1) / ranks * tokens * shape.hidden_size * element_bytes
 
 
@@ -76,18 +80,26 @@ def context_ring_bytes(
 
 
 def expert_bytes(
-    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2, again: float = 0.0
+    shape: ModelShape,
+    ranks: int,
+    tokens: float,
+    *,
+    tensor: int = 1,
+    element_bytes: int = 2,
+    again: float = 0.0,
 ) -> float:
     """Return bytes that a rank sends in one MoE layer: dispatch and combine, forward and backward.
 
     4 (e - 1) / e s b h k with evenly loaded experts, 6 where the forward pass runs ``again``; a
-    token that goes to two experts of one rank is sent twice. ``tokens`` are those of one rank. 0
-    without experts.
+    token that goes to two experts of one rank is sent twice. Where ``tensor`` ranks share each
+    expert, the rows of a rank are then gathered by the others and the parts of their outputs added
+    up: 4 (t - 1) s b h k (megatron.core.transformer.moe.token_dispatcher). ``tokens`` are those of
+    one rank. 0 without experts.
     """
     if shape.moe is None:
         return 0.0
-    width = shape.hidden_size * shape.moe.top_k
-    return (4 + 2 * again) * (ranks - 1) / ranks * tokens * width * element_bytes
+    rows = tokens * shape.moe.top_k * shape.hidden_size * element_bytes
+    return (4 + 2 * again) * ((ranks - 1) / ranks + tensor - 1) * rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +175,11 @@ def _stage(
     spread = parallelism.sequence_parallel
     of = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
     again = partial(recompute.again, *of, shape.num_layers)
-    per_layer = tensor_bytes(
-        shape, tensor, own, element_bytes=size, sequence_parallel=spread, again=again()
-    )
+    sent = partial(tensor_bytes, shape, tensor, own, element_bytes=size, sequence_parallel=spread)
     boundary = pipeline_bytes(shape, own, tensor=tensor if spread else 1, element_bytes=size)
     routed = own / (tensor if spread else 1)
     return CommunicationEstimate(
-        tensor=len(layers) * per_layer,
+        tensor=sum(sent(again=again(), moe=is_moe(shape, layer)) for layer in layers),
         pipeline=_crossings(parallelism, stage) * boundary,
         # Heads are split over tensor-parallel ranks, so each ring carries its share.
         context=len(layers)
@@ -177,7 +187,12 @@ def _stage(
         / tensor,
         expert=moe
         * expert_bytes(
-            shape, parallelism.expert_parallel_size, routed, element_bytes=size, again=again("moe")
+            shape,
+            parallelism.expert_parallel_size,
+            routed,
+            tensor=parallelism.expert_tensor_parallel_size,
+            element_bytes=size,
+            again=again("moe"),
         ),
         data=_sent_bytes(parallelism, size, *data) * _sent(shape, parallelism, stage),
         bubble=0.0,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 from scalebook.config import RunConfig
@@ -43,8 +44,12 @@ _PIECES_LAUNCH_SECONDS = 0.00225
 # More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
 # keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
 _COMPILED_NORM_SECONDS, _COMPILED_ROPE_SECONDS = 0.000108, 0.000085
-# Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
-_EXPERT_LAUNCH_SECONDS = 0.0145
+# Of the host for a layer with experts. Where it waits for the number of tokens of each expert, the
+# device is idle until the next launch: 1.6 to 3.5 ms of the forward pass by the time marks of runs
+# on H200 nodes, whatever the device has to do. Both passes together 14 to 16 ms there.
+_COUNTED_SECONDS, _EXPERT_FORWARD_SECONDS, _EXPERT_BACKWARD_SECONDS = 0.0025, 0.0062, 0.0058
+# Where it does not wait: forward at the most, by a stage that the device fills (Qwen3 30B-A3B).
+_ALONE_FORWARD_SECONDS = 0.0042
 _LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections are made in steps
 _SINGLE_EXPERT_SECONDS = 0.0017  # of one computed by itself: GPT-OSS, one expert after another
 # Transformer Engine's grouped product launches a product an expert: Qwen3 30B-A3B, 128 on one H200.
@@ -75,7 +80,11 @@ _STEP_SECONDS, _PIECE_SECONDS = 0.005, 15e-6  # before a step, and a piece of a 
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
 
 # What runs observe of kernels that later ones replaced.
-KERNELS = {"window_attention": "fused", "context_parallel_communication": "overlapped_all_gather"}
+KERNELS = {
+    "window_attention": "fused",
+    "context_parallel_communication": "overlapped_all_gather",
+    "token_counts": "device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +161,7 @@ def amounts(
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
         total[kind] += seconds
-    half, third = job.expert_launches() / 2, _believed(total) / 3
-    experts = [(half, third), (half, 2 * third)]
+    experts = job.expert_launches(_believed(total))
     _add(total, job.once(_believed(stages[slowest])))
     total["expert_launch"] = _waits(experts)
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
@@ -233,19 +241,31 @@ class _Job:
         chunks = stage_layers(self.shape, self.config.parallelism, stage)
         return [layer for chunk in chunks for layer in chunk]
 
-    def expert_launches(self) -> float:
-        """Return the host's seconds to launch a step's experts, kernel by kernel; 0 otherwise."""
-        launched = self.machine.is_gpu and self.own_kernels and not self.on["cuda_graph"]
+    def expert_launches(self, busy: float) -> Launches:
+        """Return how long the host launches a step's experts, where it does so kernel by kernel."""
+        config, on = self.config, self.on
+        launched = self.machine.is_gpu and self.own_kernels and not on["cuda_graph"]
         if not launched or self.shape.moe is None:
-            return 0.0
-        stages = range(self.config.pipeline_parallel_size)
+            return []
+        stages = range(config.pipeline_parallel_size)
         layers = (sum(is_moe(self.shape, one) for one in self.layers(each)) for each in stages)
-        each = _EXPERT_LAUNCH_SECONDS + (_LATENT_LAUNCH_SECONDS if self.shape.mla else 0.0)
-        if in_transformer_engine(self.config):
-            each = self.local_experts * _PRODUCT_OF_EXPERT_SECONDS
-        elif not self.on["grouped_gemm"]:
-            each += self.local_experts * _SINGLE_EXPERT_SECONDS
-        return self.config.num_microbatches * max(layers) * each
+        more = _LATENT_LAUNCH_SECONDS / 2 if self.shape.mla else 0.0
+        if on["overlap_tensor_parallel"]:  # of attention, which has half of the products
+            more += config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS / 2
+        if not on["grouped_gemm"]:
+            more += self.local_experts * _SINGLE_EXPERT_SECONDS / 2
+        alone = experts_need_no_host(
+            self.shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+        )
+        counted, forward = _COUNTED_SECONDS, _EXPERT_FORWARD_SECONDS + more
+        backward = _EXPERT_BACKWARD_SECONDS + more
+        if in_transformer_engine(config):
+            forward = backward = self.local_experts * _PRODUCT_OF_EXPERT_SECONDS / 2
+        elif alone and on["token_counts"]:
+            counted, forward = 0.0, _ALONE_FORWARD_SECONDS + more
+        passes = ((counted, 0.0), (forward, busy / 3), (backward, 2 * busy / 3))
+        times = config.num_microbatches * max(layers)
+        return [(times * host, hidden) for host, hidden in passes]
 
     def launches(self, number: int, stage: Seconds) -> Launches:
         """Return how long the host launches a stage's layers without experts in a micro batch."""
@@ -447,6 +467,7 @@ class _Job:
                 element_bytes=each,
                 sequence_parallel=spread,
                 again=config.again(shape.num_layers),
+                moe=moe,
             )
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
@@ -462,13 +483,18 @@ class _Job:
             passes = (2 + again) / (3 + again) if self.own_kernels else 1.0
             kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
-        ranks = config.expert_parallel_size
-        if moe and ranks > 1:
-            own = self.tokens * self.replicated
+        if moe:
             again = config.again(shape.num_layers, "moe")
-            size = communication.expert_bytes(shape, ranks, own, element_bytes=each, again=again)
-            stride = config.expert_tensor_parallel_size
-            _add(found, self.sent("expert_exchange", size, ranks, stride))
+            bytes_of = partial(
+                communication.expert_bytes,
+                shape,
+                tokens=self.tokens * self.replicated,
+                element_bytes=each,
+                again=again,
+            )
+            ranks, inner = config.expert_parallel_size, config.expert_tensor_parallel_size
+            _add(found, self.sent("expert_exchange", bytes_of(ranks), ranks, inner))
+            _add(found, self.sent("expert_exchange", bytes_of(1, tensor=inner), inner, 1))
         if config.offload_layers:  # of one layer in so many, gate and up go to the host and back
             share = min(config.offload_layers / shape.num_layers, 1.0)
             size = 8 * self.tokens * shape.ffn_hidden_size / config.tensor_parallel_size

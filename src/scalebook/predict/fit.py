@@ -19,9 +19,10 @@ is fast enough. *Scaled* is what was divided by the deviation of the sample's no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import nlargest
 from operator import mul
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ from scalebook.predict.kinds import Belief
 NOISE = 0.02  # relative, of a step time between machines and starts, and of the model at its best
 _OWN_NOISE = math.sqrt(NOISE**2 - DEVICE_SPREAD**2)  # of this, what runs of a node do not share
 _NODE_VARIANCE = DEVICE_SPREAD**2  # of a node without samples
+# Relative deviation of the work in which a step is unlike the runs most like it, by the likelihood
+# of runs predicted without their kind of layout, model or node (0.14 to 0.17); how many these are.
+_UNLIKE, _MOST_LIKE = 0.15, 3
 _TINY = 1e-12
 # Relative error beyond which a sample is doubted, and rounds of refitting until weights settle.
 _CLEAN_ERROR, _ROUNDS = 0.06, 6
@@ -98,7 +102,27 @@ class RateFit:
         known = max(_dot(row, _times(self.covariance, row)), 0.0) + node_variance - _NODE_VARIANCE
         unknown = [self.belief.deviation[kind] * work[kind] for kind in work.keys() - {*self.kinds}]
         other = DEVICE_SPREAD * bool(self.devices and device not in self.devices)
-        return known + math.hypot(other, *(one / total for one in unknown)) ** 2
+        unlike = _UNLIKE * self.unlike(self._shares(work))
+        return known + math.hypot(other, unlike, *(one / total for one in unknown)) ** 2
+
+    def unlike(self, shares: Sequence[float], without: Collection[str] = ()) -> float:
+        """Return the share of a step's time (0 to 1) that runs spend on other work.
+
+        The mean of the configurations most like it, but for those that are ``without``.
+        """
+        known = [one for name, one in self._of_configurations.items() if name not in without]
+        found = nlargest(_MOST_LIKE, (sum(map(min, shares, one)) for one in known))
+        return 1 - sum(found) / len(found) if found else 0.0
+
+    @cached_property
+    def _of_configurations(self) -> Mapping[str, tuple[float, ...]]:
+        return {one.configuration: self._shares(one.work) for one in self.samples}
+
+    def _shares(self, work: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the share of a step's time by fitted kind."""
+        times = [self.slowness[kind] * work.get(kind, 0.0) for kind in self.kinds]
+        total = sum(self.slowness[kind] * value for kind, value in work.items())
+        return tuple(one / total for one in times) if total else ()
 
     def _row(self, work: Mapping[str, float], device: str, seconds: float) -> list[float]:
         """Return the coefficients of the fitted kinds and devices, relative to a step's time."""
@@ -137,10 +161,13 @@ class RateFit:
         found = [0.0] * len(self.samples)
         for group in groups.values():
             errors, variances = self._without([self.samples[index] for index in group])
+            other = {one.configuration for i, one in enumerate(self.samples) if i not in group}
+            gone = self._of_configurations.keys() - other
             for index, error, variance in zip(group, errors, variances, strict=True):
                 one = self.samples[index]  # back to the noise that intervals start from
                 known = variance - (one.own_noise * one.doubt) ** 2
-                noise = math.hypot(one.own_noise, one.unsure)
+                unlike = _UNLIKE * self.unlike(self._shares(one.work), gone)
+                noise = math.hypot(one.own_noise, one.unsure, unlike)
                 found[index] = error / math.sqrt(max(known, 0.0) + noise**2)
         return tuple(found)
 

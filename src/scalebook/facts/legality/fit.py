@@ -38,7 +38,8 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB per rank) of a legal configuration."""
     config = config.unpacked()
     alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
-    alike += ("gradient_precision", "offload_layers", "mtp_layers", "fp8_primary_weights")
+    alike += ("gradient_precision", "offload_layers", "mtp_layers")
+    alike += ("fp8_primary_weights", "fp8_recipe")
     return memory.estimate(
         shape,
         config.parallelism,

@@ -41,8 +41,8 @@ class PrecisionBytes:
 
 
 # bf16 and the formats below it accumulate gradients in fp32; fp16 keeps its gradients in 16 bit and
-# makes the fp32 ones for the optimizer. FP8 and FP4 keep bf16 weights, and activations are counted
-# as bf16: an upper bound, because linear layers keep their inputs quantised.
+# makes the fp32 ones for the optimizer. FP8 and FP4 keep bf16 weights. Activations of FP4 count as
+# bf16: an upper bound, because linear layers keep their inputs quantised.
 PRECISIONS = {
     "fp32": PrecisionBytes(4, 4, 8, 4),
     "fp16": PrecisionBytes(2, 2, 16, 2),
@@ -127,6 +127,7 @@ def estimate(
     offload_layers: int = 0,
     mtp_layers: int = 0,
     fp8_primary_weights: bool = False,
+    fp8_recipe: str = "delayed",
     attention: AttentionKernel = "fused",
     cross_entropy: CrossEntropy = "unfused",
     optimizer: OptimizerKernel = "fused",
@@ -149,7 +150,8 @@ def estimate(
     if fp8_primary_weights:  # both copies, and no weights in 16 bit
         numbers = replace(numbers, copies=0.0)
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
-    work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
+    recipe = fp8_recipe if precision == "fp8" else None
+    work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy, recipe)
     given = shape, parallelism, num_microbatches, numbers, recompute, work
     job = _Job(*given, offload_layers, mtp_layers, passing)
     return MemoryEstimate(
