@@ -46,7 +46,7 @@ class Effect:
     """How large an effect is, in units of the series, and how sure it is: means over rho.
 
     Each row has the weight of a rho and, given it, the size, the variance of the noise, and by what
-    that is divided for the variances of the size and of the mean beside the effect.
+    that is divided for the variances of the size and of the mean next to the effect.
     """
 
     rows: Sequence[tuple[float, float, float, float, float]]
@@ -59,7 +59,7 @@ class Effect:
 
     @property
     def probability(self) -> float:
-        """That chance alone gives an effect as large, either sign."""
+        """How likely chance gives an effect as large, of either sign."""
         rows = ((one[0], abs(one[1]) / math.sqrt(one[2] / one[3])) for one in self.rows)
         return sum([share * two_sided_tail(t, self.free) for share, t in rows])
 
@@ -70,7 +70,7 @@ class Effect:
 
     @property
     def mean_variance(self) -> float:
-        """The variance of the mean beside the effect."""
+        """The variance of the mean next to the effect."""
         return sum([share * (noise / weight) for share, _, noise, _, weight in self.rows])
 
 
