@@ -25,6 +25,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import TraceError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure import anatomy
+from scalebook.measure.anatomy.breakdown import reduce_file
 from scalebook.measure.anatomy.kinds import STEP
 from scalebook.store import write_json
 from scalebook.train import marks as step_marks
@@ -261,7 +262,7 @@ def finish_trace(trainer: Trainer, output: Path) -> None:
     place = TraceFolder(output / FOLDER, trainer.world.rank)
     device = "gpu" if trainer.world.on_gpu else "cpu"
     try:
-        found = anatomy.reduce_file(place.raw, rank=place.rank, device=device)
+        found = reduce_file(place.raw, rank=place.rank, device=device)
         found = found.model_copy(update={"trace": _compress(place)})
     except (TraceError, OSError) as error:
         found = anatomy.Breakdown(rank=place.rank, device=device, reason=str(error))

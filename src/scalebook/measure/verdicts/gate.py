@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from scalebook import identity
 from scalebook.errors import RecordError
-from scalebook.measure.verdicts.compare import Verdict
+from scalebook.measure.verdicts import Verdict
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.measure.verdicts.read import Side, compared, runs_side
 from scalebook.measure.verdicts.series import LossCurve, losses_of

@@ -12,7 +12,7 @@ from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
 from scalebook.measure.metrics.steady import Steady
-from scalebook.measure.verdicts.compare import Rate, Verdict, compare
+from scalebook.measure.verdicts import Rate, Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.series import STEPS, read_series
 from scalebook.record import RunRecord, text_of
