@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scalebook.facts.memory import MemoryEstimate
     from scalebook.measure.metrics.steady import Steady
     from scalebook.measure.registered import Metric, Missing, Subject, Value
-    from scalebook.measure.verdicts.compare import Verdict
+    from scalebook.measure.verdicts import Verdict
     from scalebook.predict import Prediction
     from scalebook.report.base.frames import ReportData
     from scalebook.store import Run

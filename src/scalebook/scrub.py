@@ -160,7 +160,7 @@ def scrub(text: str, environment: Mapping[str, str], home: Path | None = None) -
 
 def _likely(text: str) -> list[_Secret]:
     """Return the secrets whose signs are in a text: an end of line is in no sign."""
-    fresh = [line for line in text.split("\n") if line not in _PLAIN]
+    fresh = set(text.split("\n")).difference(_PLAIN)
     there = _signs("\n".join(fresh), _SIGNS_BY_CASE)
     if len(_PLAIN) < _MOST_PLAIN:
         short = (line for line in fresh if len(line) <= _LONGEST_PLAIN)

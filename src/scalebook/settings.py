@@ -211,13 +211,9 @@ SWITCHES = tuple(row.name for row in _ROWS if row.switch)
 PARALLEL_SIZES = tuple(row.name for row in _ROWS if row.short not in (None, "VP"))
 
 
-def names(*kinds: Kind, affects: Effect | None = None) -> tuple[str, ...]:
-    """Return the settings of these kinds (all without one), or those that change one thing."""
-    return tuple(
-        row.name
-        for row in _ROWS
-        if (not kinds or row.kind in kinds) and (affects is None or affects in row.affects)
-    )
+def names(*kinds: Kind) -> tuple[str, ...]:
+    """Return the settings of these kinds, all without one."""
+    return tuple(row.name for row in _ROWS if not kinds or row.kind in kinds)
 
 
 def named_modules(text: str) -> tuple[str, ...]:

@@ -226,9 +226,11 @@ class _Writer:
         self._pad()
         self._ranks.extend(flat)
         for name, column in found.items():
-            if name not in self._columns:
-                self._columns[name] = array("d", [_missing(name)]) * self._count
-            self._columns[name] += array("d", column)  # extend takes one after the other
+            whole = column if isinstance(column, array) else array("d", column)
+            if name in self._columns:
+                self._columns[name] += whole
+            else:
+                self._columns[name] = array("d", [_missing(name)]) * self._count + whole
         self._phases += phases
         self._skipped += bytes(values["skipped"])
         self._count += count

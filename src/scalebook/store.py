@@ -291,17 +291,16 @@ def entries(folder: Path) -> dict[str, str]:
     """
     with os.scandir(folder) as found:
         shown = [entry for entry in found if not entry.name.startswith(".")]
-    return {entry.name: _digest(entry) for entry in sorted(shown, key=lambda one: one.name)}
+    digests: dict[str, str] = {}
+    for entry in sorted(shown, key=lambda one: one.name):
+        files = sorted(_files(entry, "", set()), key=repr)
+        digests[entry.name] = hashlib.sha256(repr(files).encode()).hexdigest()
+    return digests
 
 
 def together(parts: dict[str, str]) -> str:
     """Return one fingerprint of all that ``entries`` found."""
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
-
-
-def _digest(entry: os.DirEntry[str]) -> str:
-    found = sorted(_files(entry, "", set()), key=repr)
-    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def _files(

@@ -84,7 +84,9 @@ def read_bytes(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) ->
     """Return the content of a file, which is opened, or refused, as ``opened`` does."""
     content = bytearray()
     with opened(path, most, follow=follow) as stream:
-        while piece := stream.read(MIB):
+        # Room that is not used takes time; a pipe has no size.
+        each = min(MIB, (os.fstat(stream.fileno()).st_size or MIB) + 1)
+        while piece := stream.read(each):
             content += piece
             if len(content) > most:  # it grows, or comes through a pipe
                 raise OSError(errno.EFBIG, _TOO_LARGE.format(most), str(path))

@@ -21,7 +21,8 @@ from scalebook.config import RunConfig
 from scalebook.facts import catalog
 from scalebook.facts.catalog import PublishedResult
 from scalebook.facts.flops import flops_per_token
-from scalebook.measure.probes import Probe, read_probes
+from scalebook.measure.probes import Probe
+from scalebook.measure.probes.files import read_probes
 from scalebook.predict.known import KnownRate, configuration, known_rates, layout
 from scalebook.predict.model import Predictor, predictor
 

@@ -18,8 +18,15 @@ from traces import AUTOGRAD, MAIN, host, kernel, launch, op, text, write
 from scalebook.errors import TraceError
 from scalebook.facts import catalog, communication
 from scalebook.measure import anatomy
-from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
-from scalebook.measure.anatomy.breakdown import Task, length, self_times, together, union
+from scalebook.measure.anatomy import Breakdown, read_breakdown
+from scalebook.measure.anatomy.breakdown import (
+    Task,
+    length,
+    reduce_file,
+    self_times,
+    together,
+    union,
+)
 from scalebook.measure.anatomy.events import EventReader
 from scalebook.measure.anatomy.kinds import collective_of, kind_of, of_layout
 from scalebook.measure.anatomy.trace import Trace

@@ -40,7 +40,6 @@ from scalebook.measure.diagnosis.evidence import (
     gather,
     listed,
     percent,
-    rank_seconds,
     split_of,
 )
 from scalebook.measure.diagnosis.memory_use import Need
@@ -54,6 +53,7 @@ from scalebook.record import StepRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
 from scalebook.settings import SWITCHES
+from scalebook.step_columns import Steps
 from scalebook.store import read_run, read_runs
 
 H200 = "NVIDIA H200"
@@ -1392,10 +1392,13 @@ def test_a_split_of_marks_is_their_sum_over_the_time_of_the_marked_steps():
 
 
 def test_ranks_have_mean_times_where_every_step_tells_those_of_all():
-    assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0, 2.0))]) == (2.0, 2.0)
-    assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0,))]) == ()
-    assert rank_seconds([marked(1.0), marked(1.0)]) == () == rank_seconds([])
-    assert rank_seconds([marked(1.0, (1.0,)), marked(1.0, (3.0,))]) == (2.0,)
+    def means(*steps: StepRecord) -> list[float] | None:
+        return Steps.of(steps).rank_means()
+
+    assert means(marked(1.0, (1.0, 2.0)), marked(1.0, (3.0, 2.0))) == [2.0, 2.0]
+    assert means(marked(1.0, (1.0, 2.0)), marked(1.0, (3.0,))) is None
+    assert means(marked(1.0), marked(1.0)) is None is means()
+    assert means(marked(1.0, (1.0,)), marked(1.0, (3.0,))) == [2.0]
 
 
 def test_attention_costs_what_its_kernels_take_beyond_their_flops_at_the_clock(healthy):

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated import write_sample
 
-from scalebook import host
+from scalebook import host, store
 from scalebook.measure import metrics_cache
 from scalebook.measure.metrics_cache import listed
 from scalebook.measure.row import PRINTED
@@ -30,13 +31,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories that were read and measured."""
     seen: list[str] = []
-    real = metrics_cache._measured
+    real = store.read_run
 
-    def noted(directory: Path, *asked: object) -> metrics_cache.ListedRun | str:
+    def noted(directory: Path, **asked: Any) -> store.Run:
         seen.append(directory.name)
-        return real(directory, *asked)
+        return real(directory, **asked)
 
-    monkeypatch.setattr(metrics_cache, "_measured", noted)
+    monkeypatch.setattr(store, "read_run", noted)
     return seen
 
 

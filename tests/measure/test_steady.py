@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from statistics import fmean, median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -797,7 +798,8 @@ def test_a_shift_is_a_fraction_of_the_level_before_it():
     """By hand: 0.95 and 1.05 times the mean differ by 0.10 / 0.95."""
     generator = random.Random(3)
     differences = [side * 0.05 + generator.gauss(0, 1e-6) for side in (-1, 1) for _ in range(40)]
-    found = _course(differences)
+    found = _course(differences, *best_shift(differences))
+    assert found is not None
     assert found.shift_at == 40
     assert found.shift == pytest.approx(0.1 / 0.95, rel=1e-4)
     assert found.drift > 0
@@ -846,12 +848,9 @@ CALM = {
         ({"independent": 0.9, "drift": 0.01}, None, 0.0),
     ],
 )  # fmt: skip
-def test_a_course_is_a_problem_where_it_is_certain_and_above_the_tolerance(
-    monkeypatch, course, problem, change
-):
+def test_a_course_is_a_problem_where_it_is_certain_and_above_the_tolerance(course, problem, change):
     found = stability._Course(**CALM | course)
-    monkeypatch.setattr(stability, "_course", lambda _series: found)
-    judged = stability._judge(5, [0.0] * 60)
+    judged = stability._judge(5, found)
     assert (judged.start, judged.problem, judged.change) == (5, problem, change)
     assert judged.at == (35 if problem == "shift" else None)
     assert judged.independent == (found.independent if problem == "too short" else None)
@@ -865,7 +864,7 @@ def test_a_course_is_a_problem_where_it_is_certain_and_above_the_tolerance(
 def test_a_warm_up_counts_where_it_is_more_than_chance(monkeypatch, probability, gain, length):
     """By hand: 100 steps whose squares add up to 1, and a gain worth a t of more than 5 ** 0.5."""
     series = [0.1, -0.1] * 50
-    judged = stability.Effect(1.0, probability, 1.0)
+    judged = SimpleNamespace(size=1.0, probability=probability, mean_variance=1.0)
     monkeypatch.setattr(stability, "effect", lambda *_: judged)
     assert stability._length(WarmUp("step", 7, gain), series) == length
     monkeypatch.setattr(stability, "effect", None)  # not asked where the gain is too small
@@ -925,11 +924,13 @@ def test_a_shift_is_judged_in_the_block_in_which_it_lies(monkeypatch):
 
     def judged(_series, shape):
         shapes.append(list(shape))
-        return stability.Effect(0.0, 1.0, 0.0)
+        return SimpleNamespace(size=0.0, probability=1.0, error=0.0)
 
     monkeypatch.setattr(stability, "effect", judged)
     generator = random.Random(2)
-    found = _course([generator.gauss(0, 1e-4) - 0.05 + 0.1 * (at >= 61) for at in range(125)])
+    series = [generator.gauss(0, 1e-4) - 0.05 + 0.1 * (at >= 61) for at in range(125)]
+    found = _course(series, *best_shift(series))
+    assert found is not None
     assert found.shift_at == 61
     assert shapes[1] == [0.0] * 30 + [1.0] * 32
 

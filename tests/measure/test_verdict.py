@@ -502,9 +502,10 @@ def test_a_difference_of_settings_is_said_with_both_values():
 )  # fmt: skip
 def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
     word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
-    group = gate._Group((), (), ("one run failed.",))
     limits = gate._Limits(0.95, 0.01, 0.05, None)
-    found, detail = gate._outcome(Verdict(word, (low + high) / 2, low, high), limits, group)
+    found, detail = gate._outcome(
+        Verdict(word, (low + high) / 2, low, high), limits, "one run failed."
+    )
     assert found == outcome
     assert detail.startswith(words)
     assert "% of the baseline's throughput." in detail
@@ -858,4 +859,4 @@ def test_a_run_whose_loss_did_not_fall_is_refused_however_fast(tmp_path, versus)
     found = versus("broken", "sound")
     assert found["verdict"] == "cannot tell"
     assert found["ratio"] is None
-    assert "its loss did not fall (11 to 11)" in found["reason"]
+    assert "The loss did not fall (11 to 11)" in found["reason"]

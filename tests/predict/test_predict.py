@@ -22,7 +22,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
-from scalebook.measure.probes import read_probes
+from scalebook.measure.probes.files import read_probes
 from scalebook.predict import fit as fit_module
 from scalebook.predict import (
     fitted_shares,

@@ -20,7 +20,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.measure.metrics import measure
-from scalebook.measure.probes import read_probes
+from scalebook.measure.probes.files import read_probes
 from scalebook.predict import load, predictor, search
 from scalebook.predict.known import KnownRate, configuration, known_rates
 from scalebook.predict.tuning import RESULT, Step, Trial, Tuned, Tuning, trial, tune

@@ -22,11 +22,8 @@ from scalebook.measure.probes import (
     Matmul,
     Probe,
     ProbeRequest,
-    ceilings,
-    find,
-    read_probes,
 )
-from scalebook.measure.probes.files import model_rates, summarise
+from scalebook.measure.probes.files import ceilings, find, model_rates, read_probes, summarise
 from scalebook.measure.probes.lines import left_out, summary
 from scalebook.measure.probes.shapes import products, tensor_sizes
 from scalebook.measure.probes.topology import (

@@ -11,7 +11,8 @@ import pytest
 from simulated import H100, config, write_run
 from traces import host, kernel, launch, write
 
-from scalebook.measure.anatomy import Breakdown, Parts, TopKernel, reduce_file
+from scalebook.measure.anatomy import Breakdown, Parts, TopKernel
+from scalebook.measure.anatomy.breakdown import reduce_file
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.pages import anatomy_page

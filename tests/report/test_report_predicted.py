@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebook import store
-from scalebook.measure.probes import read_probes
+from scalebook.measure.probes.files import read_probes
 from scalebook.predict import predictor
 from scalebook.predict.known import configuration, known_rate, known_rates
 from scalebook.report.base import frames

@@ -18,7 +18,8 @@ from scalebook import plan
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
-from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
+from scalebook.measure.anatomy import Breakdown, read_breakdown
+from scalebook.measure.anatomy.breakdown import reduce_file
 from scalebook.record import StepRecord
 from scalebook.report.base.frames import load
 from scalebook.report.pages import anatomy_page

@@ -25,7 +25,7 @@ from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics.steady import Steady
-    from scalebook.measure.verdicts.compare import Verdict
+    from scalebook.measure.verdicts import Verdict
     from scalebook.measure.verdicts.differences import Difference
     from scalebook.measure.verdicts.gate import GateCheck
     from scalebook.measure.verdicts.read import Side

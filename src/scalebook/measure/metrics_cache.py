@@ -95,23 +95,20 @@ def _fresh(
     from scalebook.host import by_processes
 
     directories = [runs / name for name in names]
-    each = partial(_handed_over, precision=precision, brief=brief)
+    each = partial(_measured, precision=precision, brief=brief)
     rows = by_processes(each, directories, _CHUNK)
     return {
-        name: row if isinstance(row, str) else ListedRun(RunMetrics(*row[0]), *row[1:])
+        name: row if isinstance(row, str) else ListedRun(_metrics(row[0]), *row[1:])
         for name, row in zip(names, rows, strict=True)
     }
 
 
-def _handed_over(directory: Path, precision: str | None, brief: bool) -> str | tuple[Any, ...]:
+def _metrics(values: dict[str, Any] | tuple[Any, ...]) -> RunMetrics:
+    return RunMetrics(*values) if isinstance(values, tuple) else _BLANK.changed(values)
+
+
+def _measured(directory: Path, precision: str | None, brief: bool) -> str | tuple[Any, ...]:
     """Return the row of a run in plain values: they go between processes in half of the time."""
-    row = _measured(directory, precision, brief)
-    if isinstance(row, str):
-        return row
-    return row.metrics.values(), row.repeat_key, row.of_record, row.problems
-
-
-def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun | str:
     from scalebook import identity, store
     from scalebook.measure import provenance
     from scalebook.measure.metrics import measure, printed
@@ -120,9 +117,9 @@ def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun 
         run = store.read_run(directory, brief=brief)
         record = run.record
         if brief:
-            metrics = _BLANK.changed(printed(run, precision))
+            values = printed(run, precision)
         else:
-            metrics = measure(run, peak_precision=precision, own=registered.own())
+            values = measure(run, peak_precision=precision, own=registered.own()).values()
         told = provenance.of(record) if record.source == "measured" else ()
         key = None if brief else identity.repeat(record)
     except ODD as error:
@@ -135,7 +132,7 @@ def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun 
         "inferred_from": record.inferred_from,
         "differences": [one.value() for one in told],
     }
-    return ListedRun(metrics, key, of_record, run.problems)
+    return values, key, of_record, run.problems
 
 
 def _pooled(rows: Sequence[ListedRun | str]) -> list[ListedRun | str]:

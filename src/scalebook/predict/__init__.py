@@ -15,7 +15,8 @@ from typing import Any
 
 from scalebook.config import RunConfig
 from scalebook.measure.diagnosis import Diagnosis, with_fitted
-from scalebook.measure.probes import Probe, read_probes
+from scalebook.measure.probes import Probe
+from scalebook.measure.probes.files import read_probes
 from scalebook.predict.known import KnownRate, known_rate, known_rates
 from scalebook.predict.model import (
     Basis,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scalebook.facts.catalog.types import Accelerator
-from scalebook.measure.probes.types import Probe
+from scalebook.measure.probes import Probe
 
 
 @dataclass(frozen=True, slots=True)

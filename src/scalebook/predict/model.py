@@ -22,8 +22,8 @@ from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
 from scalebook.facts.legality import fit as fit_memory
 from scalebook.measure.intervals import student_quantile
+from scalebook.measure.probes import MachineIdentity, Probe
 from scalebook.measure.probes.files import newest
-from scalebook.measure.probes.types import MachineIdentity, Probe
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit

@@ -15,10 +15,9 @@ from scalebook import project, scrub, store
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError, RecordError, not_installed
 from scalebook.facts import catalog
-from scalebook.measure.probes import Probe, ProbeRequest
+from scalebook.measure.probes import Probe, ProbeRequest, Status
 from scalebook.measure.probes.files import FILE, FOLDER, read_probe
 from scalebook.measure.probes.lines import summary
-from scalebook.measure.probes.types import Status
 from scalebook.running import launch, processes
 from scalebook.running.container.rules import variables
 from scalebook.running.devices import detect

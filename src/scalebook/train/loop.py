@@ -24,6 +24,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import TraceError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure import anatomy
+from scalebook.measure.anatomy.breakdown import reduce_file
 from scalebook.measure.anatomy.kinds import STEP
 from scalebook.store import write_json
 from scalebook.train import marks as step_marks
@@ -237,7 +238,7 @@ def finish_trace(trainer: Trainer, output: Path) -> None:
     rank, device = trainer.world.rank, "gpu" if trainer.world.on_gpu else "cpu"
     raw, packed, breakdown = _trace_files(output, rank)
     try:
-        found = anatomy.reduce_file(raw, rank=rank, device=device)
+        found = reduce_file(raw, rank=rank, device=device)
         found = found.model_copy(update={"trace": _compress(raw, packed)})
     except (TraceError, OSError) as error:
         found = anatomy.Breakdown(rank=rank, device=device, reason=str(error))

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 
 from scalebook import host, project
 from scalebook.config import RunConfig
-from scalebook.measure.probes import ceilings
+from scalebook.measure.probes.files import ceilings
 from scalebook.store import write_json
 from scalebook.train import mcore, world
 from scalebook.train.layers import blocks

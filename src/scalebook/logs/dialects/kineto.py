@@ -10,8 +10,9 @@ from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import number
 from scalebook.logs.source import Source
-from scalebook.measure.anatomy import EventReader, Trace, fault_of, reduce_trace
-from scalebook.measure.anatomy.events import Event
+from scalebook.measure.anatomy.breakdown import fault_of, reduce_trace
+from scalebook.measure.anatomy.events import Event, EventReader
+from scalebook.measure.anatomy.trace import Trace
 
 _MOST_NAMES = 20_000
 _TOP = 20

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from scalebook.measure.anatomy import Breakdown, Device, Parts, TopKernel
 from scalebook.measure.anatomy.events import EventReader, pieces
 from scalebook.measure.anatomy.kinds import (
     PHASES,
@@ -29,7 +30,6 @@ from scalebook.measure.anatomy.kinds import (
     kind_of,
     phase_of,
 )
-from scalebook.measure.anatomy.result import Breakdown, Device, Parts, TopKernel
 from scalebook.measure.anatomy.trace import EventRows, Trace
 
 

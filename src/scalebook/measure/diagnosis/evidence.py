@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from scalebook import untrusted
 from scalebook.errors import ScalebookError, TraceError
-from scalebook.facts import catalog, communication, memory
+from scalebook.facts import catalog, memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
@@ -24,6 +23,7 @@ from scalebook.measure.metrics.recorded import (
     recomputed,
     run_shape,
 )
+from scalebook.measure.metrics.step_anatomy import marks_of, theory
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, number_of, object_of
@@ -32,7 +32,6 @@ from scalebook.store import Run
 
 Basis = Literal["measured", "computed", "fitted"]  # fitted: at the rates of other runs too
 Value = float | int | str | bool | None
-Estimate = TypeVar("Estimate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +121,27 @@ class Evidence:
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
-        own: dict[str, Any] = {
-            "recompute": recomputed(self.record),
-            **{name: count(self.record, name) or 0 for name in ("offload_layers", "mtp_layers")},
-            **memory.kernels(lambda name: self.record.is_on(name) is False, self.metrics.platform),
-        }
-        return self._estimated(memory.estimate, **(own | changes))
-
-    def sent(self) -> CommunicationEstimate | None:
-        """Return the bytes that a rank sends in a step, by kind."""
-        again = recomputed(self.record) or communication.NOTHING_AGAIN
-        return self._estimated(communication.estimate, recompute=again)
-
-    def _estimated(self, estimate: Callable[..., Estimate], **more: Any) -> Estimate | None:
-        """Return an estimate for the run's sizes, None where one is unknown or cannot be."""
-        values = {
+        values: dict[str, Any] = {
             "micro_batch_size": self.metrics.micro_batch_size,
             "num_microbatches": self.num_microbatches,
             "sequence_length": self.metrics.sequence_length,
             "precision": self.metrics.precision,
             "gradient_precision": self.record.setting("gradient_precision"),
-            **more,
+            "recompute": recomputed(self.record),
+            **{name: count(self.record, name) or 0 for name in ("offload_layers", "mtp_layers")},
+            **memory.kernels(lambda name: self.record.is_on(name) is False, self.metrics.platform),
+            **changes,
         }
         if self.shape is None or self.parallelism is None or None in values.values():
             return None
         try:
-            return estimate(self.shape, self.parallelism, **values)
+            return memory.estimate(self.shape, self.parallelism, **values)
         except (ScalebookError, ArithmeticError, ValueError):
             return None
+
+    def sent(self) -> CommunicationEstimate | None:
+        """Return the bytes that a rank sends in a step, by kind."""
+        return theory(self.record)
 
 
 def number(value: Any) -> float | None:
@@ -175,7 +167,7 @@ def gather(run: Run, found: Numbers | None = None) -> Evidence:
         breakdown_reason=reason,
         devices=found.devices,
         ceilings=object_of(record.environment.get("ceilings")),
-        rank_seconds=rank_seconds(steps),
+        rank_seconds=tuple(steps.rank_means() or ()),
     )
 
 
@@ -274,19 +266,14 @@ def _kinds(told: Breakdown, whole: float, *names: str) -> float | None:
 
 
 def _marks(steps: Steps) -> Split | None:
-    """Return how the steps divide by their time marks; of those that have any, and a time."""
-    seconds = steps.numbers("step_seconds")
-    timed = [at for at, second in enumerate(seconds) if second and not math.isnan(second)]
-    marks = {name: steps.part(name) for name in steps.part_names()}
-    marked = [at for at in timed if not all(math.isnan(mark[at]) for mark in marks.values())]
-    whole = sum([seconds[at] for at in marked])
-    if not marked or whole <= 0:
+    """Return how the steps divide by their time marks; of those that have any."""
+    found = marks_of(steps)
+    if found is None:
         return None
 
-    def share(*parts: str) -> float | None:
-        there = [marks[part] for part in parts if part in marks]
-        known = [mark[at] for at in marked for mark in there if not math.isnan(mark[at])]
-        return sum(known) / whole if known else None
+    def share(*names: str) -> float | None:
+        there = [found.parts[name] for name in names if name in found.parts]
+        return sum(there) / found.step_seconds if there else None
 
     return Split(
         source="marks",
@@ -296,8 +283,3 @@ def _marks(steps: Steps) -> Split | None:
         between_stages=share("pipeline"),
         data=share("data"),
     )
-
-
-def rank_seconds(steps: Iterable[StepRecord]) -> tuple[float, ...]:
-    """Return each rank's mean step time; empty where the steps do not have it for all ranks."""
-    return tuple(Steps.of(steps).rank_means() or ())

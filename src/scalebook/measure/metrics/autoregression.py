@@ -43,12 +43,35 @@ _SHORT = 256  # values of a shape that is kept
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The size of an effect, in units of the series, and how sure it is."""
+    """How large an effect is, in units of the series, and how sure it is: means over rho.
 
-    size: float
-    probability: float  # that chance alone gives an effect as large, either sign
-    mean_variance: float  # of the mean beside the effect, averaged over rho
-    error: float = 0.0  # standard error of the size, averaged over rho
+    Each row has the weight of a rho and, given it, the size, the variance of the noise, and by what
+    that is divided for the variances of the size and of the mean next to the effect.
+    """
+
+    rows: Sequence[tuple[float, float, float, float, float]]
+    free: int
+
+    @property
+    def size(self) -> float:
+        """The mean size."""
+        return sum([share * size for share, size, _, _, _ in self.rows])
+
+    @property
+    def probability(self) -> float:
+        """How likely chance gives an effect as large, of either sign."""
+        rows = ((one[0], abs(one[1]) / math.sqrt(one[2] / one[3])) for one in self.rows)
+        return sum([share * two_sided_tail(t, self.free) for share, t in rows])
+
+    @property
+    def error(self) -> float:
+        """The standard error of the size."""
+        return sum([share * math.sqrt(noise / room) for share, _, noise, room, _ in self.rows])
+
+    @property
+    def mean_variance(self) -> float:
+        """The variance of the mean next to the effect."""
+        return sum([share * (noise / weight) for share, _, noise, _, weight in self.rows])
 
 
 # What rho-differenced sums are made of: all products, those but the ends, those of neighbours.
@@ -106,27 +129,24 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
     Zero-mean input keeps rounding small but is not required.
     """
     free = len(series) - 2
-    own = _products(series, series)
-    floor, half, log = 1e-14 * own[0] + _TINY, free / 2, math.log
-    sizes, totals, of_mean, rooms, priors = _least_squares(series, shape)
-    rows = zip(_differenced(own), totals, of_mean, sizes, rooms, strict=True)
-    rests = [
-        max(square - total * total / weight - size * size * room, floor)
-        for square, total, weight, size, room in rows
-    ]
-    logs = [prior - half * log(rest) for prior, rest in zip(priors, rests, strict=True)]
-    rows = [
-        (share, one, rest / free / weight, math.sqrt(rest / free / room))
-        for share, one, rest, room, weight in zip(
-            _normalised(logs), sizes, rests, rooms, of_mean, strict=True
-        )
-        if share > _NEGLIGIBLE
-    ]
+    whole, inner, neighbours = _products(series, series)
+    floor, half, log = 1e-14 * whole + _TINY, free / 2, math.log
+    rests: list[float] = []
+    logs: list[float] = []
+    known = _least_squares(series, shape)
+    for (rho, square), size, total, weight, room, prior in zip(_RHOS, *known, strict=True):
+        rest = whole + square * inner - rho * neighbours - total * total / weight
+        rests.append(rest := max(rest - size * size * room, floor))
+        logs.append(prior - half * log(rest))
+    sizes, _, weights, rooms, _ = known
+    rows = zip(_normalised(logs), sizes, rests, rooms, weights, strict=True)
     return Effect(
-        sum([share * one for share, one, _, _ in rows]),
-        sum([share * two_sided_tail(abs(one) / error, free) for share, one, _, error in rows]),
-        sum([share * variance for share, _, variance, _ in rows]),
-        sum([share * error for share, _, _, error in rows]),
+        [
+            (share, size, rest / free, room, weight)
+            for share, size, rest, room, weight in rows
+            if share > _NEGLIGIBLE
+        ],
+        free,
     )
 
 

@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import Literal
 
 from scalebook.measure.metrics.autoregression import (
-    Effect,
     blocks,
     effect,
     largest_effect,
@@ -35,8 +34,6 @@ _BLOCKS = 50  # a drift and a shift are judged on about so many means of neighbo
 _FEW = 4.0  # independent steps below which a drift hides in slow noise
 _NOTHING = 5.0  # square of a t that is not worth a closer look
 _HINT = 0.25  # probability at which there might be one
-
-_NO_EFFECT = Effect(0.0, 1.0, 0.0)
 
 Problem = Literal["too short", "warm-up", "drift", "shift"]
 
@@ -90,8 +87,8 @@ def settle(series: Sequence[float], *, drift: bool = True) -> Settled:
         shift = best_shift(differences)
         length = _warm_up(differences, shift)
         if length == 0:
-            looked_at = drift or _moves(differences, shift[0])
-            return _judge(start, differences) if looked_at else Settled(start)
+            course = _course(differences, *shift, small=drift)
+            return Settled(start) if course is None else _judge(start, course)
         start += length
         if start > len(series) // 2:
             return Settled(start, "warm-up")
@@ -125,42 +122,32 @@ def _length(found: WarmUp, series: Sequence[float]) -> int:
     return found.settled(judged.size, judged.mean_variance**0.5, count)
 
 
-def _moves(series: Sequence[float], at: int) -> bool:
-    """Return whether a drift, or the shift at a step, is beyond the tolerance, certain or not."""
-    if abs(_shift(series, at)) > TOLERANCE:
-        return True
-    means, _ = blocks(series, _BLOCKS)
-    straight = line(len(means))
-    most = largest_effect(means, straight)
-    return most > TOLERANCE and abs(effect(means, straight).size) > TOLERANCE
+def _course(series: Sequence[float], at: int, gain: float, *, small: bool = True) -> _Course | None:
+    """Return the drift of a window and its shift at a step.
 
-
-def _shift(series: Sequence[float], at: int) -> float:
-    """Return by how much the level differs from one step on, as a fraction of that before."""
-    return (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1
-
-
-def _course(series: Sequence[float]) -> _Course:
-    at, gain = best_shift(series)
+    Unless ``small``, None where both are within the tolerance, certain or not.
+    """
+    size = (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1
     means, each = blocks(series, _BLOCKS)
     count = len(means)
     straight = line(count)
+    wanted = small or abs(size) > TOLERANCE
+    if not wanted and largest_effect(means, straight) <= TOLERANCE:
+        return None
     drift = effect(means, straight)
+    if not wanted and abs(drift.size) <= TOLERANCE:
+        return None
     block = min(max(round((at - len(series) % each) / each), 1), count - 1)
-    shift = _NO_EFFECT
+    chance = 1.0
     if gain * len(series) >= _NOTHING * sum(map(mul, series, series)):
-        shift = effect(means, [0.0] * block + [1.0] * (count - block))
-    size = _shift(series, at)
+        chance = effect(means, [0.0] * block + [1.0] * (count - block)).probability
     rho = mean_posterior(means).correlation
     independent = count * (1 - rho) / (1 + rho)
-    return _Course(
-        drift.size, drift.probability, drift.error, size, shift.probability, at, independent
-    )
+    return _Course(drift.size, drift.probability, drift.error, size, chance, at, independent)
 
 
-def _judge(start: int, differences: Sequence[float]) -> Settled:
+def _judge(start: int, found: _Course) -> Settled:
     """Return what a window without a warm-up is."""
-    found = _course(differences)
     drifts = found.drift_probability < _DRIFT
     shifts = found.shift_probability < _SHIFT
     if (

@@ -181,11 +181,10 @@ def _pattern_rest(series: Sequence[float], period: int) -> float | None:
     """
     if len(series) < 5 * period + period:
         return None
-    rest, first = _detrended(series, period)
-    mean, count = sum(rest) / len(rest), len(rest)
-    differences = [value - mean for value in rest]
-    total = sum(map(mul, differences, differences))
-    between = sum(offset**2 for offset in _offsets(rest, first, period)) * (count // period)
+    rest, _ = _detrended(series, period)
+    count, offsets = len(rest), _offsets(rest, 0, period)
+    total = sum(map(mul, rest, rest)) - sum(rest) ** 2 / count
+    between = sum(map(mul, offsets, offsets)) * (count // period)
     if between <= 1e-9 * total or total <= 0:
         return None
     within = max(total - between, 1e-12 * total) / (count - period)

@@ -16,6 +16,7 @@ from scalebook.measure.metrics.recorded import count, parallelism_of, recomputed
 from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, text_of
+from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 FOLDER = "profile"
@@ -82,14 +83,18 @@ def marked_steps(record: RunRecord, steps: Iterable[StepRecord]) -> MarkedSteps 
 
     None where they have no time marks.
     """
-    measured = chosen_steps(record, measured_steps(steps))
-    columns = {name: measured.part(name) for name in measured.part_names()}
-    seconds = measured.numbers("step_seconds")
+    return marks_of(chosen_steps(record, measured_steps(steps)))
+
+
+def marks_of(steps: Steps) -> MarkedSteps | None:
+    """Return the mean parts of those steps that have time marks and a time; None without any."""
+    columns = {name: steps.part(name) for name in steps.part_names()}
+    seconds = steps.numbers("step_seconds")
     marks = zip(*columns.values(), strict=True)
     marked = [
         at
         for at, (second, values) in enumerate(zip(seconds, marks, strict=bool(columns)))
-        if second and not all(map(math.isnan, values))
+        if second and not math.isnan(second) and not all(map(math.isnan, values))
     ]
     whole, number = sum(seconds[at] for at in marked), len(marked)
     if not marked or whole <= 0:

@@ -12,8 +12,8 @@ from typing import Any
 
 from scalebook.errors import RecordError
 from scalebook.facts import catalog
+from scalebook.measure.probes import SCHEMA_VERSION, Ceilings, MachineIdentity, Matmul, Probe
 from scalebook.measure.probes.shapes import products
-from scalebook.measure.probes.types import SCHEMA_VERSION, Ceilings, MachineIdentity, Matmul, Probe
 from scalebook.store import newer_schema, read_model, run_directories
 
 FOLDER = "probes"

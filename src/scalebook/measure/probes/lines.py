@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from scalebook.measure.probes import Probe
 from scalebook.measure.probes.files import highest
-from scalebook.measure.probes.types import Probe
 
 Line = tuple[str, float, str]  # what, rate, unit
 

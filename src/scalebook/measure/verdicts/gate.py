@@ -18,13 +18,11 @@ from xml.etree import ElementTree
 
 from scalebook import identity
 from scalebook.errors import RecordError
-from scalebook.measure.metrics import measure
-from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
-from scalebook.measure.verdicts.compare import Verdict, compare
+from scalebook.measure.verdicts import Verdict
 from scalebook.measure.verdicts.differences import Difference, differences
-from scalebook.measure.verdicts.read import losses_that_rose
+from scalebook.measure.verdicts.read import Side, compared, runs_side
 from scalebook.measure.verdicts.series import LossCurve, losses_of
-from scalebook.record import RunRecord, text_of
+from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS
 from scalebook.store import Run
 
@@ -64,19 +62,6 @@ class _Limits:
     starts: float | None  # the spread of starts; None for the assumed one
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The repeats of one configuration: those with a rate, and what is wrong with any of them."""
-
-    runs: tuple[Run, ...]
-    estimates: tuple[Estimate, ...]
-    reasons: tuple[str, ...]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple(run.record.run_id for run in self.runs)
-
-
 def check(
     baseline: Sequence[Run],
     current: Sequence[Run],
@@ -98,7 +83,7 @@ def check(
             f"--must-see {must_see:.2g} is not above --tolerance {tolerance:.2g}: a change within "
             "the tolerance never fails. Raise the one or lower the other."
         )
-    before, now = _groups(baseline), _groups(current)
+    before, now = _sides(baseline), _sides(current)
     shared = [key for key in before if key in now]
     if not shared:
         raise RecordError(
@@ -106,14 +91,14 @@ def check(
             "Run the same configuration again on the same device; 'scalebook list' shows "
             "both."
         )
-    compared = sum(bool(before[key].estimates and now[key].estimates) for key in shared)
-    level = 1 - 0.05 / max(compared, 1)
+    rated = sum(bool(before[key].steps and now[key].steps) for key in shared)
+    level = 1 - 0.05 / max(rated, 1)
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
     why = "The baseline has no run of this configuration."
     checks += [
-        GateCheck(_name(group.runs[0].record), "new", why, (), group.ids)
-        for key, group in now.items()
+        GateCheck(_name(side.records[0]), "new", why, (), _ids(side))
+        for key, side in now.items()
         if key not in before
     ]
     return tuple(sorted(checks, key=lambda one: one.name))
@@ -187,28 +172,18 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     )
 
 
-def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
+def _sides(runs: Iterable[Run]) -> dict[str, Side]:
+    """Return the repeats of each configuration by its key."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         key = identity.configuration(run.record)
         if key is not None:
             found.setdefault(key, []).append(run)
-    return {key: _group(members) for key, members in found.items()}
+    return {key: runs_side("", members) for key, members in found.items()}
 
 
-def _group(runs: Sequence[Run]) -> _Group:
-    estimates: list[Estimate] = []
-    reasons: list[str] = []
-    for run in runs:
-        item = measure(run)
-        known, losses = estimate(item), losses_that_rose(item)
-        if known is not None and losses is None:
-            estimates.append(known)
-        else:
-            why = item.reason or item.interval_reason or f"The loss did not fall ({losses})."
-            reasons.append(f"{item.run_id} ({item.status}): {why}")
-        reasons += [f"{item.run_id}: {problem}" for problem in run.problems]
-    return _Group(tuple(runs), tuple(estimates), tuple(reasons))
+def _ids(side: Side) -> tuple[str, ...]:
+    return tuple(record.run_id for record in side.records)
 
 
 def _name(record: RunRecord) -> str:
@@ -220,37 +195,31 @@ def _name(record: RunRecord) -> str:
     return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"
 
 
-def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
-    name = _name(before.runs[0].record)
+def _check(before: Side, now: Side | None, limits: _Limits) -> GateCheck:
+    name = _name(before.records[0])
     if now is None:
         why = "None of the new runs has this configuration."
-        return GateCheck(name, "missing", why, before.ids, ())
-    ids = (before.ids, now.ids)
-    if not before.estimates:
-        return GateCheck(name, "no baseline", " ".join(before.reasons), *ids)
-    changed = differences([run.record for run in now.runs], [run.record for run in before.runs])
-    if not now.estimates:
-        words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
+        return GateCheck(name, "missing", why, _ids(before), ())
+    ids = (_ids(before), _ids(now))
+    if not before.steps:
+        return GateCheck(name, "no baseline", before.reason or "", *ids)
+    changed = differences(now.records, before.records)
+    if not now.steps:
+        words = f"The baseline has a rate, the new runs have none. {now.reason}"
         return GateCheck(name, "regression", words, *ids, None, changed)
-    sides = ([run.record.environment for run in group.runs] for group in (now, before))
-    starts = start_spread(text_of(now.runs[0].record.setting("platform")))
-    assumed, devices = between(starts, starts, identity.other_devices(*sides))
-    verdict = compare(
-        now.estimates,
-        before.estimates,
-        start_spread=assumed if limits.starts is None else limits.starts,
-        device_spread=devices if limits.starts is None else 0.0,
-        level=limits.level,
-    )
-    return GateCheck(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
+    verdict = compared(now, before, limits.starts, limits.level)
+    return GateCheck(name, *_outcome(verdict, limits, now.reason), *ids, verdict, changed)
 
 
-def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, str]:
-    """Return how a verdict comes out with a tolerance and a change that must be seen."""
+def _outcome(verdict: Verdict, limits: _Limits, reason: str | None) -> tuple[Outcome, str]:
+    """Return how a verdict comes out with a tolerance and a change that must be seen.
+
+    ``reason`` says what is wrong with any of the new runs.
+    """
     tolerance, must_see = limits.tolerance, limits.must_see
     low, high = 100 * (verdict.low - 1), 100 * (verdict.high - 1)
     span = f"between {low:+.2g} and {high:+.2g} % of the baseline's throughput"
-    also = f" But: {' '.join(now.reasons)}" if now.reasons else ""
+    also = f" But: {reason}" if reason else ""
     if verdict.high < 1 - tolerance:
         return "regression", f"Slower: {span}.{also}"
     if verdict.low > 1 + tolerance:

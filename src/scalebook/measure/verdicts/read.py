@@ -9,10 +9,10 @@ from statistics import fmean
 
 from scalebook import identity
 from scalebook.errors import RecordError
-from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, between, estimate, start_spread
 from scalebook.measure.metrics.steady import Steady
-from scalebook.measure.verdicts.compare import Rate, Verdict, compare
+from scalebook.measure.verdicts import Rate, Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
 from scalebook.measure.verdicts.series import STEPS, read_series
 from scalebook.record import RunRecord, text_of
@@ -46,14 +46,14 @@ def read_side(name: str, runs: Path) -> Side:
         return _file_side(name, path)
     for directory in (path, runs / name):
         if (directory / "record.json").is_file():
-            return _runs_side(name, [read_run(directory)])
+            return runs_side(name, [read_run(directory)])
         if directory.is_dir() and (directory / STEPS).is_file():
             return _file_side(name, directory / STEPS)
     if path.is_dir():
         return _folder_side(name, path)
     found = find_run(name, runs)
     if found is not None:
-        return _runs_side(name, [read_run(found)])
+        return runs_side(name, [read_run(found)])
     raise RecordError(
         f"{name!r} is not a run under {runs}, a directory or a file. Name a run id of "
         "'scalebook list' or its last six characters, a directory of runs, or a file of step times."
@@ -85,10 +85,10 @@ def _folder_side(name: str, path: Path) -> Side:
             f"{path} holds {len(kinds)} configurations, which are not repeats of one another. "
             "Name one run, or a folder with the repeats of one; 'scalebook gate' compares folders."
         )
-    return _runs_side(name, runs)
+    return runs_side(name, runs)
 
 
-def _runs_side(name: str, runs: Sequence[Run]) -> Side:
+def runs_side(name: str, runs: Sequence[Run]) -> Side:
     """Return the side of runs; those without a steady state are left out, and why is said."""
     steps: list[Estimate] = []
     tokens: list[Estimate] = []
@@ -96,15 +96,15 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     reasons: list[str] = []
     for run in runs:
         item = measure(run)
-        rate = estimate(item)
+        rate, fell = estimate(item), item.loss_fell is not False
         mean, low, high = item.step_seconds_mean, item.step_seconds_low, item.step_seconds_high
-        if rate is None or mean is None or not low or not high:
-            reason = item.throughput_reason or item.interval_reason
-            reasons.append(f"{item.run_id}: {reason or 'no interval.'}")
-            continue
-        losses = losses_that_rose(item)
-        if losses is not None:
-            reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
+        reasons += [f"{item.run_id}: {problem}" for problem in run.problems]
+        if rate is None or mean is None or not low or not high or not fell:
+            losses = f"({item.loss_first or 0:.5g} to {item.loss_last or 0:.5g})"
+            ended = None if run.record.averaged else item.reason
+            why = ended or item.throughput_reason or item.interval_reason
+            # how fast a run without a falling loss computed means nothing
+            reasons.append(f"{item.run_id}: {why or f'The loss did not fall {losses}.'}")
             continue
         tokens.append(rate)
         clocks += [item.mean_clock_mhz] if item.mean_clock_mhz else []
@@ -116,16 +116,6 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
         (run.record.run_id, hash(tuple(Steps.of(run.steps).known("step_seconds")))) for run in runs
     )
     return Side(name, tuple(steps), tuple(tokens), records, reason, sources, tuple(clocks))
-
-
-def losses_that_rose(item: RunMetrics) -> str | None:
-    """Return the first and last loss of a run whose loss did not fall, else None.
-
-    How fast such a run computed means nothing.
-    """
-    if item.loss_fell is not False:
-        return None
-    return f"{item.loss_first:.5g} to {item.loss_last:.5g}"
 
 
 def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None, str | None]:
@@ -148,15 +138,20 @@ def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None
     told = " ".join(said) or None
     if not a.steps or not b.steps:
         return None, told or "A side has no interval."
+    return compared(a, b, starts), told
+
+
+def compared(a: Side, b: Side, starts: float | None, level: float = 0.95) -> Verdict:
+    """Return the verdict on two sides that have rates; ``starts`` as in ``judge``."""
     others = identity.other_devices(*([one.environment for one in side.records] for side in (a, b)))
     platforms = [side.records[0].setting("platform") if side.records else "" for side in (a, b)]
-    starting = max(start_spread(text_of(name)) for name in platforms)
-    spreads = between(starting, starting, others) if starts is None else (starts, 0.0)
-    left, right = (a.steps, b.steps)
+    assumed = max(start_spread(text_of(name)) for name in platforms)
+    start, device = between(assumed, assumed, others) if starts is None else (starts, 0.0)
+    left, right = a.steps, b.steps
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
-    verdict = compare(left, right, start_spread=spreads[0], device_spread=spreads[1])
-    return replace(verdict, rate=_rate(a, b), other_devices=others), told
+    verdict = compare(left, right, start_spread=start, device_spread=device, level=level)
+    return replace(verdict, rate=_rate(a, b), other_devices=others)
 
 
 def clocks_apart(a: Side, b: Side, found: Iterable[Difference]) -> str | None:

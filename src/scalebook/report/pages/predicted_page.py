@@ -12,7 +12,8 @@ from typing import Any
 import polars as pl
 
 from scalebook.facts import catalog
-from scalebook.measure.probes import Probe, read_probes
+from scalebook.measure.probes import Probe
+from scalebook.measure.probes.files import read_probes
 from scalebook.measure.probes.lines import left_out, lines
 from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
