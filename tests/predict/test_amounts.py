@@ -9,8 +9,8 @@ import pytest
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
-from scalebook.predict.amounts import Amounts, _unsure, amounts
-from scalebook.predict.kinds import KINDS, machine
+from scalebook.predict.amounts import Amounts, amounts
+from scalebook.predict.kinds import KINDS, machine, unsure
 
 H100 = machine(catalog.accelerator("H100-SXM5-80GB"), 8)
 BANDWIDTH, LINK, NETWORK = 3.35e12, 450e9, 50e9  # bytes/s: memory, NVLink one way, 400 Gbit/s
@@ -351,8 +351,8 @@ def test_waits_are_as_unsure_as_hosts_differ(host: float, busy: float, waits: fl
 
     The deviation of max(x, 0) of a normal x around 0 is sqrt(1/2 - 1/(2 pi)) = 0.5838 of its own.
     """
-    assert _unsure([(host, busy)]) == pytest.approx(waits, abs=1e-4)
-    assert _unsure([(host, busy)] * 2) == pytest.approx(2 * waits, abs=2e-4)
+    assert unsure([(host, busy)]) == pytest.approx(waits, abs=1e-4)
+    assert unsure([(host, busy)] * 2) == pytest.approx(2 * waits, abs=2e-4)
 
 
 @pytest.mark.parametrize(

@@ -892,6 +892,29 @@ def test_check_and_plan_show_the_rate_that_predict_does(
     assert all("is not known" in run["prediction_reason"] for run in value["runs"])
 
 
+def test_a_refused_rate_has_the_same_reason_in_every_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalebook.cli.predict.runs_folder", lambda runs: tmp_path)
+    asked = ("--platform", "cpu", "--model", "tiny-llama")
+    given = (*asked, "--global-batch-size", "8", "--sequence-length", "64")
+    folder = ("--runs", str(tmp_path))
+    for command, says in (
+        (
+            ("run", *given, "--micro-batch-size", "1", "--dry-run", *folder),
+            "    predicted: no rate. ",
+        ),
+        (("check", *given), "  predicted: no rate. "),
+        (("tune", *asked, "--gpus", "2", "--dry-run", *folder), "  for ranking only: "),
+    ):
+        assert main([*command]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        start = f"{says}The rate of tiny-llama on cpu is not known: the 90 % interval is "
+        reasons = [one for one in lines if "The rate of" in one]
+        assert reasons and all(one.startswith(start) for one in reasons), command
+        assert reasons[0].endswith("A completed run like it, or 'scalebook probe', narrows it.")
+
+
 @pytest.mark.parametrize(("model", "platform"), [("llama3.1-8b", "cpu"), ("tiny-llama", "mi300x")])
 def test_a_rate_of_which_not_even_the_order_of_magnitude_is_known_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, platform: str

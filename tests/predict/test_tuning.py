@@ -435,8 +435,19 @@ def test_a_dry_run_without_a_layout_says_why_and_what_to_change(capsys) -> None:
     assert main([*ASKED, "--dry-run", "--set", "micro_batch_size=3"]) == 0
     head, *_, change, why = capsys.readouterr().out.splitlines()
     assert head.endswith("0 layouts fit, 0 may fit, batch 32")
-    assert change == "No layout is legal and fits. Change the GPUs, the batch or what --set fixes."
+    assert change == "No layout is legal. Change the GPUs, the batch or what --set fixes."
     assert why.startswith("  with the defaults: global_batch_size=32 is not a multiple of")
+
+
+def test_a_dry_run_of_what_does_not_fit_names_the_least_memory_that_it_needs(capsys) -> None:
+    """Of 70.6e9 parameters on 8 GPUs: 2 + 4 + 12 bytes each, in eighths, and activations."""
+    asked = ("tune", "--platform", "h100", "--model", "llama3.1-70b", "--gpus", "8")
+    fixed = ("--set", "data_parallel_sharding=optimizer", "--set", "tensor_parallel_size=8")
+    assert main([*asked, "--dry-run", *fixed]) == 0
+    *_, said = capsys.readouterr().out.splitlines()
+    least = float(said.split("the least memory per GPU is ")[1].split(" GiB")[0])
+    states = 70.6e9 * 18 / 8 / 2**30
+    assert said.startswith("No legal layout fits: ") and states < least < 1.2 * states
 
 
 def test_a_ranking_says_which_layouts_may_not_fit(capsys) -> None:

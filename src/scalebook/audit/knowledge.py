@@ -206,7 +206,7 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
         yield _known("checkpoint_bytes_per_parameter", size, words)
     yield _known("lowest_pue", 1, "no cooling")
     if "pue" not in row.values:
-        yield _known("pue", 1, "the GPUs alone")
+        yield _known("pue", 1, "only the GPUs")
         wide = _fact("pue", Interval(1.0, _MOST_PUE), 1.0, f"a PUE of up to {_MOST_PUE:g}")
         yield replace(wide, bound=True)
 

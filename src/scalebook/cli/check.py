@@ -339,7 +339,7 @@ def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
 
 
 def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
-    from scalebook.cli.predict import rate_line
+    from scalebook.cli.predict import predicted_line
 
     config = asked.config
     print(
@@ -361,10 +361,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     if config.packed_documents > 1 and result["legal"]:
         length = number(config.unpacked().sequence_length)
         print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")
-    if result["prediction"]:
-        print(f"  predicted: {rate_line(**result['prediction'])}")
-    elif result["legal"]:
-        print(f"  predicted: no rate. {result['prediction_reason']}")
+    if result["legal"]:
+        print(f"  {predicted_line(result['prediction'] or result['prediction_reason'])}")
     if result["communication_bytes"]:
         sent = {name: size for name, size in result["communication_bytes"].items() if size}
         parts = ", ".join(f"{name} {number(size / 1e9, 3)}" for name, size in sent.items())

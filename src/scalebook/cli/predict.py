@@ -113,6 +113,11 @@ def rate_line(
     return f"{rate} tokens/s per GPU ({ends}), {number(step_seconds, 3)} s per step"
 
 
+def predicted_line(found: dict[str, float] | str) -> str:
+    """Return what is predicted of a run, or why no rate is, as every command says it."""
+    return f"predicted: {rate_line(**found) if isinstance(found, dict) else f'no rate. {found}'}"
+
+
 def forecast(
     platform: str, runs: Path | None
 ) -> Callable[[RunConfig], tuple[Prediction, float] | str]:

@@ -232,7 +232,7 @@ def _show(
     budget_seconds: float | None = None,
 ) -> int:
     """Print what would be run, how, with which variables, and how long it is likely to take."""
-    from scalebook.cli.predict import duration, forecast, rate_line, short_value, total_line
+    from scalebook.cli.predict import duration, forecast, predicted_line, short_value, total_line
     from scalebook.running.todo import label
 
     predicted = forecast(entries[0].config.platform, runs) if entries else None
@@ -254,10 +254,13 @@ def _show(
             continue
         if entry.memory_gib is not None:
             print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
-        if predicted and not isinstance(found := predicted(entry.config), str):
+        found = predicted(entry.config) if predicted else ""
+        if isinstance(found, str):
+            print(f"    {predicted_line(found)}")
+        else:
             seconds.append(found[1])
-            line = rate_line(**short_value(found[0]))
-            print(f"    predicted rate: {line}, about {duration(found[1])} in all")
+            line = predicted_line(short_value(found[0]))
+            print(f"    {line}, about {duration(found[1])} in all")
         for line in starts[entry.config.config_hash()]:
             if line not in shared:
                 print(f"    {line}")

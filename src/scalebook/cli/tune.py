@@ -40,7 +40,7 @@ from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
-    from scalebook.predict import Prediction
+    from scalebook.predict import Prediction, Predictor
     from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
@@ -314,7 +314,7 @@ class _Runner:
 def _plan_line(state: Tuning) -> str:
     """Return what the budget has room for."""
     if not state.standings:
-        return "No layout is legal and fits."
+        return f"{state.ranking.nothing_fits}."
     best = state.standings[0]
     one, full = state.trial_step(best), state.full_step(best)
     done = f", {len(state.trials)} of their runs are done" if state.trials else ""
@@ -349,9 +349,9 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
         value |= {"trials": trials, "trial_seconds": sum(one.seconds for one in steps)}
         print_json(value | {"left_out": ranking.left_out})
         return 0
-    _print_ranking(base, ranking)
+    _print_ranking(base, ranking, state.made)
     if not ranking.candidates:
-        print("No layout is legal and fits. Change the GPUs, the batch or what --set fixes.")
+        print(f"{ranking.nothing_fits}. Change the GPUs, the batch or what --set fixes.")
         for problem in said(legality.check(base, catalog.model(base.model)), "error"):
             print(f"  with the defaults: {problem['message']}")
         return 0
@@ -369,7 +369,7 @@ def _words(config: RunConfig) -> str:
     return search.words(config)
 
 
-def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
+def _print_ranking(base: RunConfig, ranking: Ranking, made: Predictor) -> None:
     candidates = ranking.candidates
     fits = sum(one.prediction.fits is True for one in candidates)
     where = f"{base.model} on {base.world_size} x {base.platform}"
@@ -386,6 +386,8 @@ def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     ]
     if rows:
         print_table(("layout", "GiB", "fits", "tokens/s/GPU", "low", "high"), rows)
+    if candidates and (refused := made.refusal(base, candidates[0].prediction)):
+        print(f"  for ranking only: {refused}")
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
         print(f"  left out: {count:,} ({reason.replace('_', ' ')})")
 

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 
 from scalebook.config import RunConfig
 from scalebook.facts import communication, traffic
@@ -23,9 +22,15 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
-from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
-from scalebook.predict.kinds import KINDS, MachineRates
+from scalebook.predict.kinds import (
+    KINDS,
+    Launches,
+    MachineRates,
+    slowest_of,
+    unsure,
+    waits,
+)
 from scalebook.settings import SWITCHES
 
 Seconds = dict[str, float]  # by kind
@@ -37,7 +42,6 @@ _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # marks of 8 runs on H200 nodes that wait for it. The backward pass is launched from C++ and keeps
 # ahead. Vendors' engines have fewer and larger kernels: an assumption.
 _FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.0023, 0.0007
-_HOST_SPREAD = 0.15  # relative, of the speed of hosts: experts take 14 to 16 ms, and 19 on one
 # Of the host for a piece of a layer's overlapped collectives, each way: Python launches both.
 # 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
 _PIECES_LAUNCH_SECONDS = 0.00225
@@ -134,7 +138,8 @@ def switches(
         asked = getattr(config, name)
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
-    return found | {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
+    found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
+    return found | {"token_counts": alone and found["token_counts"]}
 
 
 def amounts(
@@ -149,7 +154,7 @@ def amounts(
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
     batches = config.num_microbatches
     launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
-    launched = [_waits(stage) for stage in launches]
+    launched = [waits(stage) for stage in launches]
     slowest = max(range(len(stages)), key=lambda at: _believed(stages[at]) + launched[at])
     total: Seconds = defaultdict(float)
     idle: Seconds = defaultdict(float)
@@ -163,43 +168,15 @@ def amounts(
         total[kind] += seconds
     experts = job.expert_launches(_believed(total))
     _add(total, job.once(_believed(stages[slowest])))
-    total["expert_launch"] = _waits(experts)
-    total["waiting"] = _slowest_of(config.world_size) * _believed(total)
+    total["expert_launch"] = waits(experts)
+    total["waiting"] = slowest_of(config.world_size) * _believed(total)
     idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
     total["launch"] = batches * launched[slowest] + idle["launch"]
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
-        {"launch": batches * _unsure(launches[slowest]), "expert_launch": _unsure(experts)},
+        {"launch": batches * unsure(launches[slowest]), "expert_launch": unsure(experts)},
     )
-
-
-Launches = list[tuple[float, float]]  # the host's seconds, and the device's that hide them
-
-
-def _waits(launches: Launches) -> float:
-    """Return the seconds of a host that a device's do not hide."""
-    return sum(max(host - busy, 0.0) for host, busy in launches)
-
-
-def _unsure(launches: Launches) -> float:
-    """Return the standard deviation of these waits if hosts differ as normal values do."""
-    found, normal = 0.0, NormalDist()
-    for host, busy in launches:
-        spread, mean = _HOST_SPREAD * host, host - busy
-        if spread > 0:
-            below, at = normal.cdf(mean / spread), spread * normal.pdf(mean / spread)
-            first, second = mean * below + at, (mean**2 + spread**2) * below + mean * at
-            found += max(second - first**2, 0.0) ** 0.5
-    return found
-
-
-def _slowest_of(ranks: int) -> float:
-    """Return how much slower than the mean the slowest of N devices is, as a fraction.
-
-    The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
-    """
-    return DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def _believed(seconds: Mapping[str, float]) -> float:
@@ -254,14 +231,11 @@ class _Job:
             more += config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS / 2
         if not on["grouped_gemm"]:
             more += self.local_experts * _SINGLE_EXPERT_SECONDS / 2
-        alone = experts_need_no_host(
-            self.shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
-        )
         counted, forward = _COUNTED_SECONDS, _EXPERT_FORWARD_SECONDS + more
         backward = _EXPERT_BACKWARD_SECONDS + more
         if in_transformer_engine(config):
             forward = backward = self.local_experts * _PRODUCT_OF_EXPERT_SECONDS / 2
-        elif alone and on["token_counts"]:
+        elif on["token_counts"]:
             counted, forward = 0.0, _ALONE_FORWARD_SECONDS + more
         passes = ((counted, 0.0), (forward, busy / 3), (backward, 2 * busy / 3))
         times = config.num_microbatches * max(layers)
@@ -484,13 +458,12 @@ class _Job:
             kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         if moe:
-            again = config.again(shape.num_layers, "moe")
             bytes_of = partial(
                 communication.expert_bytes,
                 shape,
                 tokens=self.tokens * self.replicated,
                 element_bytes=each,
-                again=again,
+                again=config.again(shape.num_layers, "moe"),
             )
             ranks, inner = config.expert_parallel_size, config.expert_tensor_parallel_size
             _add(found, self.sent("expert_exchange", bytes_of(ranks), ranks, inner))

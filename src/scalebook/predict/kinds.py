@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 from scalebook.facts.catalog.types import Accelerator
+from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.measure.probes import Probe
 
 
@@ -136,6 +138,35 @@ def machine(
             for name, best in device.best_product_tflops.items()
         },
     )
+
+
+_HOST_SPREAD = 0.15  # relative, of the speed of hosts: experts take 14 to 16 ms, and 19 on one
+Launches = list[tuple[float, float]]  # the host's seconds, and the device's that hide them
+
+
+def waits(launches: Launches) -> float:
+    """Return the seconds of a host that a device's do not hide."""
+    return sum(max(host - busy, 0.0) for host, busy in launches)
+
+
+def unsure(launches: Launches) -> float:
+    """Return the standard deviation of these waits if hosts differ as normal values do."""
+    found, normal = 0.0, NormalDist()
+    for host, busy in launches:
+        spread, mean = _HOST_SPREAD * host, host - busy
+        if spread > 0:
+            below, at = normal.cdf(mean / spread), spread * normal.pdf(mean / spread)
+            first, second = mean * below + at, (mean**2 + spread**2) * below + mean * at
+            found += max(second - first**2, 0.0) ** 0.5
+    return found
+
+
+def slowest_of(ranks: int) -> float:
+    """Return how much slower than the mean the slowest of N devices is, as a fraction.
+
+    The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
+    """
+    return DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 @dataclass(frozen=True, slots=True)

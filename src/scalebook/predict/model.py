@@ -205,14 +205,20 @@ class Predictor:
             ConfigError: the configuration is illegal, or its interval is wider than a factor of 10.
         """
         found = self.predict(config)
-        if found.high > _WIDEST * found.low:
-            ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (found.low, found.high))
-            raise ConfigError(
-                f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
-                f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
-                "'scalebook probe', narrows it."
-            )
+        if reason := self.refusal(config, found):
+            raise ConfigError(reason)
         return found
+
+    def refusal(self, config: RunConfig, found: Prediction) -> str | None:
+        """Return why a prediction says no more than an order of magnitude; None where it does."""
+        if found.high <= _WIDEST * found.low:
+            return None
+        ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (found.low, found.high))
+        return (
+            f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
+            f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
+            "'scalebook probe', narrows it."
+        )
 
     def _mfu(
         self, config: RunConfig, shape: ModelShape, rate: float

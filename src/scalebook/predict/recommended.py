@@ -237,7 +237,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
     )  # fmt: skip
     left_out = {reason.replace("_", " "): n for reason, n in ranking.left_out.items()}
     if not rows:
-        said = f"No legal layout of {asked.model} fits {asked.world_size} x {asked.platform}."
+        said = f"{asked.model} on {asked.world_size} x {asked.platform}: {ranking.nothing_fits}."
         return Recommendations("predicted", rows, left_out, said)
     beyond = len(ranking.candidates) - len(rows)
     left_out |= {"slower by prediction, or may not fit": beyond} if beyond else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ class Ranking:
 
     candidates: tuple[Candidate, ...]
     left_out: dict[str, int]  # by reason
+    least_gib: float | None = None  # of the legal layouts that do not fit
+
+    @property
+    def nothing_fits(self) -> str:
+        """Why no layout is left, with the memory that the one with the least needs."""
+        if self.least_gib is None:
+            return "No layout is legal"
+        return f"No legal layout fits: the least memory per GPU is {self.least_gib:.1f} GiB"
 
     @property
     def contenders(self) -> tuple[Candidate, ...]:
@@ -76,6 +85,7 @@ def layouts(
     room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
     left_out: Counter[str] = Counter()
     fitting: list[RunConfig] = []
+    least = math.inf
     settled: set[tuple[Any, ...]] = set()
     for number, (key, config) in enumerate(_variations(base, shape, room, precisions, fixed)):
         if number >= _MOST:
@@ -91,8 +101,10 @@ def layouts(
             rule = next(one.rule for one in problems if one.severity == "error")
             left_out[f"illegal: {rule.replace('_', ' ')}"] += 1
             continue
-        verdict = fit.verdict(fit.estimate(config, shape).total_gib, accelerator)
+        needed = fit.estimate(config, shape).total_gib
+        verdict = fit.verdict(needed, accelerator)
         if verdict.fits is False:
+            least = min(least, needed)
             left_out["does not fit the memory"] += 1
             continue
         fitting.append(config)
@@ -101,7 +113,7 @@ def layouts(
     found = [Candidate(config, made.predict(config)) for config in fitting]
     reach = max((one.prediction.high for one in found if one.prediction.fits), default=0.0)
     found.sort(key=lambda one: (order(one.prediction, reach), one.config.config_hash()))
-    return Ranking(tuple(found), dict(left_out))
+    return Ranking(tuple(found), dict(left_out), least if math.isfinite(least) else None)
 
 
 def _variations(
