@@ -153,8 +153,6 @@ _AMOUNT = re.compile(
     r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
 )
 _IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
-
-
 _IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
 
 

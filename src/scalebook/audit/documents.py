@@ -393,7 +393,7 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
     if len(known) * 2 < len(sheet.rows) or any(_named(*_heading(one)) for one in sheet.head[1:]):
         yield sheet
-    else:  # a quantity a row, a run a column
+    else:  # rows are quantities, columns are runs
         ratio = [
             at
             for at, one in enumerate(sheet.head)

@@ -227,8 +227,8 @@ def _value(name: str, text: str) -> tuple[str, Value] | None:
 def dotted(line: str) -> tuple[str, Value] | None:
     """Return the setting of a ``name ....... value`` line, None where it is unknown.
 
-    DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, and only
-    its batch sizes are taken besides. Megatron's ``batch_size`` was that of a micro batch.
+    DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, and of the
+    rest only batch sizes are taken. Megatron's ``batch_size`` was that of a micro batch.
     """
     found = _DOTTED.search(line)
     if found is None:

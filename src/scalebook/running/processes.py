@@ -81,7 +81,7 @@ def _environment(path: Path) -> set[bytes]:
 def ranks(run_id: str, start: str | None = None, restarts: int | None = None) -> dict[int, int]:
     """Return the process ids of a run's ranks on this machine, by rank.
 
-    ``restarts``: only of ranks that were started again so many times.
+    ``restarts``: only of ranks that were started again this number of times.
     """
     found = ((_rank(process_id, restarts), process_id) for process_id in marked(run_id, start))
     # What a rank forks has its environment: only a process whose parent is no such rank counts.

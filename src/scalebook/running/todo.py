@@ -230,12 +230,13 @@ def wait(
             time.sleep(min(POLL_SECONDS, left))
         return Waited(asked, round(time.monotonic() - start, 1), temperature())
     while True:
-        celsius, waited, note = temperature(), round(time.monotonic() - start, 1), None
+        celsius, waited = temperature(), round(time.monotonic() - start, 1)
         if celsius is None:
-            note = NO_TEMPERATURE
-        elif celsius > goal and waited > LONGEST_SECONDS and not ended():
+            return Waited(asked, waited, None, NO_TEMPERATURE)
+        if celsius <= goal or ended():
+            return Waited(asked, waited, celsius)
+        if waited > LONGEST_SECONDS:
             note = f"Still {celsius:g} °C after {waited:.0f} s: the run started above {goal:g} °C."
-        if note or celsius is None or celsius <= goal or ended():
             return Waited(asked, waited, celsius, note)
         show(f"cooling down: {celsius:g} °C, until {goal:g} °C")
         pause = time.monotonic() + READ_SECONDS

@@ -252,7 +252,7 @@ def device_of(platform: str, local_rank: int) -> tuple[torch.device, str]:
 
 
 def _split(config: RunConfig) -> None:
-    from scalebook.train import mcore  # here alone: a probe needs no Megatron, which loads slowly
+    from scalebook.train import mcore  # not above: a probe needs no Megatron, which loads slowly
 
     stages = config.virtual_pipeline_parallel_size
     mcore.parallel_state.initialize_model_parallel(

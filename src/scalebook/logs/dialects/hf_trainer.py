@@ -242,7 +242,7 @@ class HFTrainer(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
-        taken, self._rank = False, split_rank(line)[0]
+        taken, own = False, line
         line, self._open = self._open + line, ""
         if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
             line = "{" + line
@@ -254,6 +254,7 @@ class HFTrainer(LineDialect):
         end = 0
         for found in _PIECES.finditer(line) if "{" in line or "<" in line else ():
             if found[0][0] == "{":
+                self._rank = split_rank(own)[0]
                 taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
             elif state := bar_state(found[0]):
                 self._progress.bar(*state, line[end : found.end()])

@@ -65,7 +65,7 @@ class Breakdown(_Row):
     step_seconds: float | None = None
     parts: Parts = Parts()
     communication_seconds: float | None = None  # at least one communication kernel ran
-    overlapped_communication_seconds: float | None = None  # beside a compute kernel
+    overlapped_communication_seconds: float | None = None  # while a compute kernel ran
     exposed_by_collective: dict[str, float] = {}  # all_reduce, send_receive, ...
     kernel_seconds: float | None = None  # at least one compute kernel or copy ran
     launch_gap_seconds: float | None = None  # idle until the host launched the next kernel
@@ -77,7 +77,7 @@ class Breakdown(_Row):
     each_step_seconds: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str | None = None
-    trace: str | None = None  # file name beside this one; None where it was not kept
+    trace: str | None = None  # file name in the same folder; None where it was not kept
 
 
 def read_breakdown(path: Path, layout: Parallelism | None = None) -> Breakdown:

@@ -38,7 +38,7 @@ class ProbeRequest(_Row):
 class MachineIdentity(_Row):
     """Which machine and software, without names: hashes of the host's and the devices' own ids.
 
-    ``processes`` is set on a CPU alone, whose processes share the cores that the others use.
+    ``processes`` is set only on a CPU, whose processes share the cores that the others use.
     """
 
     host: str

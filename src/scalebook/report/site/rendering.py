@@ -66,12 +66,12 @@ def render(
 
 
 def _content(page: Page, cells: Cells) -> dict[str, Any]:
-    """Return a page's title, its line below that, and what it shows of each cell."""
+    """Return a page's title, its line below that, and what its cells show, made when it is read."""
     numbers, facts = dict(number_labels(cells)), front_matter(cells)
     return {
         "title": facts.get("title", page.title),
         "subtitle": facts.get("subtitle", ""),
-        "blocks": [block(cell, numbers) for cell in cells if cell.kind != "raw"],
+        "blocks": (block(cell, numbers) for cell in cells if cell.kind != "raw"),
     }
 
 

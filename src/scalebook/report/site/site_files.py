@@ -88,9 +88,9 @@ def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
 
 def _write(folder: Path, kind: str, frames: Mapping[str, pl.DataFrame]) -> tuple[str, ...]:
     folder.mkdir(parents=True, exist_ok=True)
+    save = write_csv if kind == "csv" else pl.DataFrame.write_parquet
     for name, frame in frames.items():
-        path = folder / f"{name}.{kind}"
-        write_csv(frame, path) if kind == "csv" else frame.write_parquet(path)
+        save(frame, folder / f"{name}.{kind}")
     return tuple(f"{name}.{kind}" for name in frames)
 
 
