@@ -53,7 +53,10 @@ def prepare() -> None:
     fused.install_weight_gradient()
     with cpu.lean_import():
         from scalebook.train import mcore  # noqa: F401
+    from scalebook.facts import catalog
     from scalebook.train import loop  # noqa: F401
+
+    catalog.model(SMALL["model"])  # the catalog's files, which every rank would read again
 
 
 def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:

@@ -133,6 +133,11 @@ def command_line(process_id: int) -> str:
         return ""
 
 
+def left(run_id: str) -> list[str]:
+    """Return what still runs of a run: state and command of each process."""
+    return [f"{one} {processes.state(one)} {command_line(one)}" for one in processes.marked(run_id)]
+
+
 def kernel_of(process: subprocess.Popen[str]) -> int:
     """Return the process id of the notebook kernel of a plan."""
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -165,7 +170,7 @@ def test_a_killed_rank_is_recorded_and_the_plan_goes_on_and_resumes(plan: Plan):
     assert (code, plan.statuses()) == (0, [["completed"], ["failed"], ["completed"]]), output
     record = plan.by_repeat()[BROKEN][0].record
     assert "Rank 1 was ended by SIGKILL" in record.reason
-    assert not processes.marked(record.run_id)
+    assert not left(record.run_id)
     resumes(plan)
 
 
@@ -181,7 +186,7 @@ def test_a_killed_trainer_leaves_no_rank_behind(plan: Plan):
     record = plan.by_repeat()[BROKEN][0].record
     assert "launcher (torchrun) was ended by SIGKILL" in record.reason
     assert "(after step 2 of 4)" in record.reason
-    assert not processes.marked(run_id)
+    assert not left(run_id)
 
 
 def test_a_killed_kernel_is_recorded_its_ranks_ended_and_the_plan_goes_on(plan: Plan):
@@ -197,7 +202,7 @@ def test_a_killed_kernel_is_recorded_its_ranks_ended_and_the_plan_goes_on(plan: 
     assert "(after step 2 of 4)" in run.record.reason
     assert len(run.steps) == 2
     assert (run.path / "run.ipynb").exists()
-    assert not processes.marked(run_id)
+    assert not left(run_id)
 
 
 def test_a_killed_plan_leaves_nothing_running_and_is_recovered(plan: Plan):
@@ -235,7 +240,7 @@ def test_a_signal_to_the_plan_records_the_run_and_ends_with_a_summary(
     assert number.name in plan.by_repeat()[BROKEN][0].record.reason
     assert "not started" in output
     assert "Traceback" not in output
-    assert not processes.marked(run_id)
+    assert not left(run_id)
 
 
 def test_a_killed_rank_of_the_real_trainer_is_recorded(plan: Plan):
@@ -262,4 +267,4 @@ def test_a_killed_rank_of_the_real_trainer_is_recorded(plan: Plan):
     assert (code, broken.status) == (1, "failed"), output
     assert "was ended by SIGKILL" in broken.reason
     assert broken.observed["tensor_parallel_size"] == 2
-    assert not processes.marked(run_id)
+    assert not left(run_id)

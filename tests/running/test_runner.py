@@ -269,6 +269,17 @@ def test_a_process_that_the_kernel_does_not_let_die_is_waited_for_no_longer_than
         child.wait()
 
 
+def test_a_process_whose_program_is_still_being_loaded_is_found():
+    for _ in range(30):  # an environment that is read too early is empty, in every second try
+        child = subprocess.Popen(["sleep", "60"], env={processes.MARK: "run-x"})
+        try:
+            assert processes.variables(child.pid, (processes.MARK,)) == {processes.MARK: "run-x"}
+        finally:
+            child.kill()
+            child.wait()
+    assert not processes.marked("run-x")
+
+
 def test_only_new_lines_of_the_steps_are_read(tmp_path: Path):
     path = tmp_path / "steps.jsonl"
     tail = progress.Tail(path)

@@ -25,6 +25,7 @@ MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
 # same configuration, started in the same second on the same machine.
 START = "SCALEBOOK_RUN_START"
 PROC = Path("/proc")
+LOADING_SECONDS = 1.0  # for the kernel to load a program: a millisecond, 0.1 s under load
 KILL_SECONDS = 30.0  # a process that waits for a broken disk or driver dies when that answers
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -71,11 +72,21 @@ def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
 
 
 def _environment(path: Path) -> set[bytes]:
-    """Return the NAME=value entries a process was started with; none if it is gone or another's."""
+    """Return the NAME=value entries a process was started with; none if it is gone or another's.
+
+    While its program is being loaded it has no arguments and no environment yet: under load a
+    tenth of a second after its start. It is waited for, or it would outlive the end of its run.
+    """
+    deadline = time.monotonic() + LOADING_SECONDS
     try:
-        return set((path / "environ").read_bytes().split(b"\0"))
+        while not (entries := (path / "environ").read_bytes()):
+            path.joinpath("exe").readlink()  # a thread of the kernel or a dead process has none
+            if (path / "cmdline").read_bytes() or time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
     except OSError:
         return set()
+    return set(entries.split(b"\0"))
 
 
 def ranks(run_id: str, start: str | None = None, restarts: int | None = None) -> dict[int, int]:
