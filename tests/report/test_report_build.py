@@ -55,6 +55,12 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Built:
 
 
 @pytest.fixture(scope="session")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one run, whose pages are executed once for all tests that build from it."""
+    return write_run(tmp_path_factory.mktemp("one") / "runs", "a", config()).parent
+
+
+@pytest.fixture(scope="session")
 def html(site: Built) -> Callable[[str], str]:
     """Read a page."""
     return lambda name: (site[0] / name).read_text()
@@ -207,13 +213,12 @@ def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Pa
 
 
 def test_a_missing_quarto_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path, one_run: Path
 ) -> None:
     monkeypatch.setattr(rendering, "find_quarto", lambda: None)
-    runs = write_run(tmp_path / "runs", "a", config()).parent
     said: list[str] = []
     with pytest.raises(ReportError, match=r"quarto was not found\. Install it from quarto.org"):
-        build(Places(runs, tmp_path / "site", root), "quarto", said.append)
+        build(Places(one_run, tmp_path / "site", root), "quarto", said.append)
 
 
 def test_failed_runs_alone_give_a_site(tmp_path: Path, root: Path) -> None:
@@ -232,22 +237,23 @@ def test_unreadable_runs_alone_give_a_site_that_says_so(tmp_path: Path, root: Pa
     assert "a/record.json cannot be read" in index.read_text()
 
 
-def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path, root: Path) -> None:
-    runs = write_run(tmp_path / "runs", "a", config()).parent
+def test_a_folder_that_is_no_report_is_never_replaced(
+    tmp_path: Path, root: Path, one_run: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(ReportError, match="is not a report of Scalebook and would be replaced"):
-        build(Places(runs, tmp_path / "mine", root), "preview", print)
+        build(Places(one_run, tmp_path / "mine", root), "preview", print)
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 def test_nothing_is_written_beside_the_folder_that_the_user_named(
-    tmp_path: Path, root: Path
+    tmp_path: Path, root: Path, one_run: Path
 ) -> None:
-    runs = write_run(tmp_path / "runs", "a", config()).parent
-    index = build(Places(runs, tmp_path / "new" / "site", root), "preview", print)
+    index = build(Places(one_run, tmp_path / "new" / "site", root), "preview", print)
     assert index.is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {"runs", "new"}
+    assert [path.name for path in one_run.parent.iterdir()] == ["runs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["site"]
 
 
@@ -269,13 +275,12 @@ def test_an_unwritable_place_is_one_line_and_exit_2(
 
 
 def test_a_failed_build_leaves_the_site_before_it(
-    site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    site: Built, tmp_path: Path, root: Path, one_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(site[0], tmp_path / "site")
-    runs = write_run(tmp_path / "runs", "a", config()).parent
     monkeypatch.setattr("scalebook.report.site.builder.check", lambda *_: ("index.html: loads x",))
     with pytest.raises(ReportError, match=r"cannot be published: index\.html: loads x"):
-        build(Places(runs, tmp_path / "site", root), "preview", print)
+        build(Places(one_run, tmp_path / "site", root), "preview", print)
     assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
 
 
@@ -405,15 +410,13 @@ def test_quarto_renders_only_what_changed(
 
 
 def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "quarto"
     fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(rendering, "find_quarto", lambda: str(fake))
-    runs = write_sample(tmp_path / "runs")
-    evil = config(model=EVIL, strategy=EVIL)
-    write_run(runs, "evil", evil, run_id=EVIL, status="failed", reason=EVIL, log_tail=(EVIL,))
+    runs = site[0].parent / "runs"
     with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
     for page in PAGES:
@@ -505,12 +508,11 @@ def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:
 
 
 def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, root: Path, one_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendering, "find_quarto", lambda: "/nowhere/quarto")
     said: list[str] = []
-    runs = write_run(tmp_path / "runs", "a", config()).parent
-    index = build(Places(runs, tmp_path / "site", root), "auto", said.append)
+    index = build(Places(one_run, tmp_path / "site", root), "auto", said.append)
     chosen, sizes = said
     assert chosen == (
         "The pages are rendered by the built-in renderer; --renderer quarto uses Quarto."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from scalebook.report.base import frames
 from scalebook.report.pages import predicted_page as page
 
 EXAMPLES = Path(__file__).parents[2] / "runs" / "examples"
+MOST_CONFIGURATIONS = page.MOST_CONFIGURATIONS  # before the fixtures of these tests
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def test_no_run_predicts_itself(ones) -> None:
     assert one.measured == pytest.approx(tokens / rate.seconds)
 
 
-def test_no_run_of_a_question_predicts_another_of_it() -> None:
+def test_no_run_of_a_question_predicts_another_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_CONFIGURATIONS", MOST_CONFIGURATIONS)
     data = frames.load(EXAMPLES)
     rates, _ = known_rates([EXAMPLES])
     asked = {rate.run_id for rate in rates if rate.config.model.startswith("llama3.1-8b")}
@@ -55,10 +58,31 @@ def test_no_run_of_a_question_predicts_another_of_it() -> None:
     assert found[0].predicted == pytest.approx(tokens / sum(parts.values()))
 
 
-def test_repeats_are_one_configuration(ones) -> None:
+def test_repeats_are_one_configuration_and_none_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitted = SimpleNamespace(fitted=SimpleNamespace(samples=(1,)))
+    monkeypatch.setattr(page, "MOST_CONFIGURATIONS", MOST_CONFIGURATIONS)
+    monkeypatch.setattr(page, "predictor", lambda *_, **__: fitted)
+    monkeypatch.setattr(page, "_compared", lambda *of: SimpleNamespace(error=0.0, same=of[2]))
     rates, _ = known_rates([EXAMPLES])
-    assert sum(len(one.run_ids) for one in ones) == len(rates)
-    assert len(ones) < len(rates)
+    found = page.compare(frames.load(EXAMPLES))
+    assert len(found) < len(rates)
+    together = sorted(sorted(rate.run_id for rate in one.same) for one in found)
+    own: dict[tuple[str, str], list[str]] = {}
+    for rate in rates:
+        key = (rate.config.platform, configuration(rate.config, rate.ran))
+        own.setdefault(key, []).append(rate.run_id)
+    assert together == sorted(map(sorted, own.values()))
+
+
+def test_of_many_configurations_the_newest_are_predicted(ones) -> None:
+    assert len(ones) == page.MOST_CONFIGURATIONS < MOST_CONFIGURATIONS
+    rates, _ = known_rates([EXAMPLES])
+    newest = {rate.run_id for rate in rates[-2 * len(ones) :]}
+    assert newest & {run_id for one in ones for run_id in one.run_ids}
+    oldest = {rate.run_id for rate in rates[: len(ones)]}
+    assert not oldest & {one.run_ids[0] for one in ones}
 
 
 def test_the_parts_add_up_to_the_predicted_step(ones) -> None:
