@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import math
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zstandard
@@ -1140,19 +1143,28 @@ def test_every_excerpt_becomes_runs_that_can_be_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_excerpts_beside_the_checkout_give_what_their_index_says(shared):
+def test_the_excerpts_beside_the_checkout_give_what_their_index_says(
+    shared, monkeypatch: pytest.MonkeyPatch
+):
     tool = shared / "tools" / "check_ingest"
     if not tool.exists():
         pytest.skip("the scorer is not beside this checkout")
-    command = f"{sys.executable} -m scalebook ingest --json"
-    done = subprocess.run(
-        [sys.executable, str(tool), "--floor", "100", "--command", command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert " 0 guesses" in done.stdout
+
+    def in_this_process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        """Read a log as its command would, whose start takes longer."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(command[1:])
+        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+    said = io.StringIO()
+    monkeypatch.setattr(subprocess, "run", in_this_process)
+    words = ["--floor", "100", "--verbose", "--command", "scalebook ingest --json"]
+    monkeypatch.setattr(sys, "argv", [str(tool), *words])
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tool), run_name="__main__")
+    assert ended.value.code == 0, said.getvalue()
+    assert " 0 guesses" in said.getvalue()
 
 
 def test_a_fine_tuner_must_say_that_all_weights_were_trained(tmp_path):
