@@ -52,7 +52,7 @@ AccountingStorageType=accounting_storage/none
 ReturnToService=2
 InactiveLimit=0
 KillWait=5
-MinJobAge=300
+MinJobAge=3600
 GresTypes=gpu
 SlurmdParameters=config_overrides
 NodeName=node1 NodeAddr=10.77.0.11 Port=17001 CPUs=4 Gres=gpu:2 State=UNKNOWN
