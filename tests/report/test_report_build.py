@@ -39,7 +39,7 @@ EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOM
 Built = tuple[Path, list[str]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Built:
     """A site over good, failed and broken runs, and what its build said."""
     folder = tmp_path_factory.mktemp("report")
@@ -54,13 +54,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Built:
     return index.parent, said
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one run, whose pages are executed once for all tests that build from it."""
     return write_run(tmp_path_factory.mktemp("one") / "runs", "a", config()).parent
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def html(site: Built) -> Callable[[str], str]:
     """Read a page."""
     return lambda name: (site[0] / name).read_text()
