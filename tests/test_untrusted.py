@@ -202,7 +202,8 @@ OF_RUNS = [
     ),
     *(["gate", "--baseline", "runs"], ["status", "--all"], ["feasibility"], ["recover"]),
     ["predict", "--model", "llama3.1-8b", "--platform", "h200", "--gpus", "8"],
-    ["recommend", "--model", "llama3.1-8b", "--platform", "h200"],
+    # Two GPUs have few layouts, and the run at hand is of that model.
+    ["recommend", "--model", "llama3.1-8b@2", "--platform", "h200", "--gpus", "2"],
 ]
 
 
