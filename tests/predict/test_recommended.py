@@ -335,7 +335,8 @@ def test_a_measured_interval_is_that_of_one_gpu(
 def test_a_precision_that_the_device_lacks_is_said_before_any_rate(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    words = ("recommend", "--model", "llama3.1-8b", "--platform", "h100", "--runs", str(tmp_path))
+    asked = ("--model", "llama3.1-8b", "--platform", "h100", "--gpus", "2")
+    words = ("recommend", *asked, "--runs", str(tmp_path))
     assert main([*words, "--precision", "fp4"]) == 0
     _, second, *_ = capsys.readouterr().out.splitlines()
     assert second.startswith("Not possible: precision=fp4 is not known for H100-SXM5-80GB.")
