@@ -82,6 +82,7 @@ def _environment(path: Path) -> set[bytes]:
         while not (entries := (path / "environ").read_bytes()):
             path.joinpath("exe").readlink()  # a thread of the kernel or a dead process has none
             if (path / "cmdline").read_bytes() or time.monotonic() > deadline:
+                entries = (path / "environ").read_bytes()  # both come at once, after the look above
                 break
             time.sleep(0.005)
     except OSError:
