@@ -358,15 +358,11 @@ def drill(
             path = store.publish(partial)
             if record.status == "interrupted":
                 raise KeyboardInterrupt
-            raise LaunchError(_too_early(record, order, path))
+            why = record.reason or "Raise steps, or lower --kill-step."
+            early = f"The run was {record.status} before rank {order.rank} was killed."
+            raise LaunchError(f"{early} {why} See {path}.")
         result = assess(partial, record, killer, undisturbed)
         record = record.model_copy(update={"notes": (*record.notes, sentence(result))})
         store.write_json(partial / DRILL_FILE, result.model_dump(mode="json"))
         store.write_record(partial, record)
         return Drilled(record, result, store.publish(partial))
-
-
-def _too_early(record: RunRecord, order: KillOrder, path: Path) -> str:
-    """Return why there is nothing to measure: the run was over before the kill."""
-    why = record.reason or "Raise steps, or lower --kill-step."
-    return f"The run was {record.status} before rank {order.rank} was killed. {why} See {path}."

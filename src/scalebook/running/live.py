@@ -167,10 +167,6 @@ class Monitor:
             f": {_text(record.reason)}" if record.reason else ""
         )
 
-    def table(self) -> list[str]:
-        """Return the table of this moment for a terminal."""
-        return table(self.snapshot())
-
     def _run(self, partial: Path) -> LiveRun:
         stamp = tuple(_stamp(partial / name) for name in ("steps.jsonl", "observed.json"))
         seen, now = self._seen.get(partial), time.monotonic()
@@ -205,7 +201,10 @@ def _read(partial: Path, *, curves: bool) -> LiveRun:
     steps = store.read_steps(partial / "steps.jsonl")[0]
     last = steps[-1] if len(steps) else None
     asked = record.requested.get("steps")
-    recent = list(steps.known("step_seconds")[1:])[-RECENT_STEPS:]
+    steps_asked, seconds_left = asked if isinstance(asked, int) else None, None
+    recent = list(steps.known("step_seconds")[1:])[-RECENT_STEPS:]  # none before the second step
+    if last and recent and steps_asked is not None:
+        seconds_left = max(steps_asked - last.step, 0) * median(recent)
     memory = max(steps.known("allocated_gib"), default=0.0)
     return LiveRun(
         run_id=_text(finish_run.run_id(partial)),
@@ -213,9 +212,9 @@ def _read(partial: Path, *, curves: bool) -> LiveRun:
         state="training" if last else "starting",
         detail=last.phase if last else "starting",
         step=last.step if last else 0,
-        steps_asked=asked if isinstance(asked, int) else None,
+        steps_asked=steps_asked,
         seconds=None,
-        seconds_left=_left(last.step if last else None, asked, recent),
+        seconds_left=seconds_left,
         **_rates(partial, record, steps),
         memory_gib=memory or None,
         power_watts=None,
@@ -286,13 +285,6 @@ def _plain_rate(steps: store.Steps) -> float | None:
     counted = measured if len(measured) else steps[-1:]
     seconds, tokens = sum(counted.known("step_seconds")), sum(counted.known("tokens"))
     return tokens / seconds if seconds > 0 and tokens > 0 else None
-
-
-def _left(step: int | None, asked: Any, recent: Sequence[float]) -> float | None:
-    """Return the seconds of the steps to come, None before the second step."""
-    if step is None or not isinstance(asked, int) or not recent:
-        return None
-    return max(asked - step, 0) * median(recent)
 
 
 def _quiet(partial: Path, run: LiveRun) -> str | None:

@@ -215,7 +215,7 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
         work.join(POLL_SECONDS)
         last = tail.read()
         text = f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}"
-        console.live(text, monitor.table)
+        console.live(text, lambda: live.table(monitor.snapshot()))
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True

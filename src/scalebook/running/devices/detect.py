@@ -48,7 +48,9 @@ def detect(
     sysfs: Path = Path("/sys"),
 ) -> Machine:
     """Return what this machine has; NVIDIA is asked before AMD, and a CPU is the rest."""
-    for vendor, names in (("nvidia", _nvidia(query)), ("amd", _amd(query, sysfs))):
+    lines = (line.strip() for line in (query(NVIDIA_QUERY) or "").splitlines())
+    nvidia: list[str | None] = [line for line in lines if line]
+    for vendor, names in (("nvidia", nvidia), ("amd", _amd(query, sysfs))):
         count = _visible(len(names), vendor, environment)
         if count:
             return Machine(vendor, names[0], count)
@@ -66,11 +68,6 @@ def _visible(count: int, vendor: str, environment: Mapping[str, str]) -> int:
 def _names(entry: str, count: int) -> bool:
     """Return whether an entry is the index of a device, or may be its UUID."""
     return int(entry) < count if entry.isdigit() else entry not in ("", "-1")
-
-
-def _nvidia(query: Runner) -> list[str | None]:
-    text = query(NVIDIA_QUERY) or ""
-    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _amd(query: Runner, sysfs: Path) -> list[str | None]:
