@@ -388,7 +388,6 @@ def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: P
     assert two["kind"] == "weak"
     text = words(series.scaling_findings([found]))
     assert f"{ratio:.2f} times the base where 2 would be ideal" in text
-    assert "Two sizes give a ratio and no trend" in words(series.law_note([found]))
 
 
 def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:

@@ -325,18 +325,13 @@ def utilisation(runs: pl.DataFrame) -> Markup:
 
 def scaling(points: Iterable[Row]) -> Markup:
     """Return speed-up and efficiency, one row per run, the base marked."""
-
-    def interval(row: Row) -> str:
-        low, high = row["efficiency_low"], row["efficiency_high"]
-        return NONE if low is None else f"{percent(low)} to {percent(high)}"
-
+    key, ends = "scaling_efficiency", ("efficiency_low", "efficiency_high")
     columns = (
         text("series", "Series", show=_narrow),
         *(RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
-        share("scaling_efficiency", "Efficiency"),
-        Column("efficiency_low", "Interval", interval, hint="95 %, of the efficiency"),
+        Column(key, "Efficiency", _ranged(key, *ends, percent), hint="with its 95 % interval"),
         text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
     return table(points, columns, "scaling")

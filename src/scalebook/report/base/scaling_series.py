@@ -176,14 +176,3 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:
     many = count(len(lonely), "group has", "groups have")
     said = paragraphs(words.format(many), *unknown, style="note")
     return said + folded("These groups", join(lonely, "; "))
-
-
-def law_note(found: Sequence[ScalingSeries]) -> Markup:
-    """Return why no law is fitted where a group has fewer than three sizes."""
-    short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
-    words = (
-        "Two sizes give a ratio and no trend: a law needs three sizes or more, so nothing is "
-        "projected for {}."
-    )
-    said = [Markup(words).format(join(short))] if short else []
-    return paragraphs(*said, style="note")

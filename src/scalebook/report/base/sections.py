@@ -112,9 +112,9 @@ def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
         words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
         apart = (high - low) / low
         ends = (
-            f"{low:.5g}, equal to {apart:.1e} of it"
+            f"{number(low, 5)}, equal to {apart:.1e} of it"
             if apart < SAME_LOSS
-            else f"{low:.5g} to {high:.5g}, {percent(apart)} apart"
+            else f"{number(low, 5)} to {number(high, 5)}, {percent(apart)} apart"
         )
         length = count(int(str(steps)), "step")
         yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)

@@ -210,9 +210,8 @@ def stacked(
 ) -> alt.Chart:
     """Return a bar per label of its parts in the order of ``place``: each part keeps its colour."""
     pick = alt.selection_point(fields=["part"], bind="legend")
-    # in the order of most bars, whatever that of the colours
-    places = data.group_by("part", maintain_order=True).agg(pl.col("place").median())
-    named = alt.Legend(values=places.sort("place", maintain_order=True)["part"].to_list())
+    # in the order of the bars, whatever that of the colours
+    named = alt.Legend(values=data.sort("place")["part"].unique(maintain_order=True).to_list())
     bars = alt.Chart(rows(data)).mark_bar().encode(
         y=names("label", labels),
         x=x,

@@ -244,13 +244,18 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
-        Column("factor", "Second may cost", lambda row: shown(row["factor"]), "times the first"),
+        Column("factor", "Second may cost", _factor, "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
         text("reason", "Why not", wide=True),
     )
     none = "No two platforms did the same work, so there is no break-even price."
     return table(_break_even(found, stated), columns, "break-even", empty=none)
+
+
+def _factor(row: Row) -> Markup | str:
+    factor = row["factor"]
+    return comparisons.ratio_cell(factor.middle, factor.low, factor.high)
 
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,7 @@ from scalebook.report.base.markup import Markup, join, paragraphs, run_link, sho
 from scalebook.report.base.naming import (
     apart,
     brief,
+    in_words,
     model_title,
     on,
     platform_title,
@@ -41,7 +42,7 @@ from scalebook.report.base.naming import (
     units,
     with_options,
 )
-from scalebook.report.base.quantities import count, interval, listed, percent, quantity
+from scalebook.report.base.quantities import count, interval, listed, number, percent, quantity
 from scalebook.report.base.versus import Configuration, best_of, configurations, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
@@ -204,7 +205,7 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout on {}: {}, {}; 95 % intervals."
+    words = "Best layout on {}: {}, {}; 95\N{NO-BREAK SPACE}% intervals."
     yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
     if len(ones) > 1:
         against = versus.verdict_on(ones[-1], ones[0])
@@ -295,9 +296,9 @@ def _jumps(front: Front) -> Iterator[Markup]:
     shown = [one for ones in front.best[:MOST_HEADLINES] for one in ones]
     jumps = sections.loss_jumps(front.data, [one.row["run_id"] for one in shown])
     each = [
-        Markup("{} {} at step {} ({:.3g} to {:.3g}, then {:.3g})").format(
+        Markup("{} {} at step {} ({} to {}, then {})").format(
             platform_title(side_name(one.row)), precision_title(one.row["precision"]),
-            jump.step, jump.before, jump.after, jump.last,
+            jump.step, *map(number, (jump.before, jump.after, jump.last)),
         )
         for one in shown
         if (jump := jumps.get(one.row["run_id"]))
@@ -402,7 +403,7 @@ def _next(front: Front) -> Iterator[Markup]:
             rate_ = interval(
                 made.tokens_per_second_per_gpu, made.low, made.high, "tokens/s per GPU"
             )
-            words = "Predicted best on {}: {}, micro batch {}, {} (90 %). Run it."
+            words = "Predicted best on {}: {}, micro batch {}, {} (90\N{NO-BREAK SPACE}%). Run it."
             micro = found.config.micro_batch_size
             yield Markup(words).format(platform, _layout(found), micro, rate_)
             return
@@ -440,7 +441,7 @@ def _missing(front: Front) -> Markup | None:
     next_one = min(hollow, key=lambda one: one.row["model"] != best.row["model"])
     what = f"{model_title(next_one.row['model'])} on {platform_title(next_one.row['platform'])}"
     words = "Run {} of {} with more steps: its rate has no interval."
-    return Markup(words).format(linked(next_one, _short(next_one.row)), what)
+    return Markup(words).format(linked(next_one, in_words(next_one.row)), what)
 
 
 def _foreseen(front: Front, row: Row) -> Candidate | None:

@@ -315,7 +315,7 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
     yield (
         f"Half of {count(len(ones), 'configuration')} are predicted within "
         f"{percent(median(errors))} of the measured step time; "
-        f"{held} of {len(ones)} lie in their 90 % interval."
+        f"{held} of {len(ones)} lie in their 90\N{NO-BREAK SPACE}% interval."
     )
     families = _families(ones)
     several = {name: same for name, same in families.items() if len(same) >= 3}
