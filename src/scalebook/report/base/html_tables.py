@@ -289,12 +289,6 @@ LOSS = Column(
 )
 
 
-def overview(runs: pl.DataFrame) -> Markup:
-    """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, *WHAT_RAN[1:], TOKENS_EACH, MFU, TOKENS, STEP)
-    return table(runs.iter_rows(named=True), columns, "overview")
-
-
 def all_runs(runs: pl.DataFrame) -> Markup:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
