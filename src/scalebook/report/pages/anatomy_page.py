@@ -76,11 +76,8 @@ def _parts(
 
 def profiled_seconds(one: Breakdown) -> dict[str, float]:
     """Return the parts of a profiled step by their names on the page."""
-    seconds = _seconds(one)
-    replayed = seconds["schedule_seconds"]
-    return ({"forward and backward": replayed} if replayed else {}) | {
-        name: seconds[key] or 0.0 for name, key in _PROFILE_PARTS.items()
-    }
+    seconds, names = _seconds(one), {"forward and backward": "schedule_seconds", **_PROFILE_PARTS}
+    return {name: seconds[key] or 0.0 for name, key in names.items()}
 
 
 def _seconds(one: Breakdown) -> dict[str, float | None]:
