@@ -30,7 +30,13 @@ def words(fragment: object) -> str:
 def findings(data: ReportData) -> Markup:
     """What the pages say of the winners, the losses and the failures."""
     failed = reliability_page.failures(data)
-    return Markup(" ").join((run_findings.throughput(data), sections.loss(data), *failed))
+    return Markup(" ").join((run_findings.throughput(data), losses(data), *failed))
+
+
+def losses(data: ReportData) -> Markup:
+    """What the page of training curves says of the losses of runs."""
+    runs = data.completed
+    return Markup(" ").join([*sections.loss_findings(runs), *sections.loss_agreement(runs)])
 
 
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
@@ -105,10 +111,10 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
     data = load(tmp_path)
     low, high = sorted(data.runs["loss_last"])
     start = "after 30 steps of a global batch of 8, 2 runs end at a loss of"
-    assert f"{start} {low:.4f} to {high:.4f}" in words(sections.loss(data))
+    assert f"{start} {low:.4f} to {high:.4f}" in words(losses(data))
     equal = data.runs.with_columns(loss_last=pl.Series([2.5, 2.5 * (1 + 3e-7)]))
     same = ReportData(data.folder, equal, data.steps, {}, {}, ())
-    assert f"{start} 2.5000, equal to 3.0e-07 of it." in words(sections.loss(same))
+    assert f"{start} 2.5000, equal to 3.0e-07 of it." in words(losses(same))
 
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
@@ -355,10 +361,10 @@ def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
 def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
-    assert "The loss fell in 1 of 1 run with a throughput" in words(sections.loss(data))
+    assert "The loss fell in 1 of 1 run with a throughput" in words(losses(data))
     rising = data.runs.with_columns(loss_last=pl.lit(9.0), loss_fell=pl.lit(value=False))
     worse = ReportData(data.folder, rising, data.steps, {}, {}, ())
-    assert "The loss of a did not fall" in words(sections.loss(worse))
+    assert "The loss of a did not fall" in words(losses(worse))
 
 
 def test_mfu_names_convention_peak_precision_and_device(tmp_path: Path) -> None:
@@ -375,7 +381,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     for fragment in (
         *(front.screen(data), studies.page(data), run_findings.behind(data)),
         *(run_findings.failed(data), run_findings.throughput(data), sections.mfu(data)),
-        *(sections.loss(data), series.not_enough(data, found), reliability_page.statuses(data)),
+        *(losses(data), series.not_enough(data, found), reliability_page.statuses(data)),
     ):
         assert "<img" not in str(fragment)
 

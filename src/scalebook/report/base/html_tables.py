@@ -28,9 +28,9 @@ from scalebook.report.base.naming import (
     model_title,
     platform_title,
     precision_title,
-    sequence_words,
     setting_words,
     split_name,
+    work_words,
 )
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
@@ -224,10 +224,8 @@ def status_words(status: str) -> str:
 
 def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
-    parts = (precision_title(row.get("precision")) or NONE, sequence_words(row))
     named = (model_title(row.get("model")), platform_title(row.get("platform")))
-    name = row.get("name") or split_name(row)
-    return noted("{} on {}".format(*named), "{}, {} · {}".format(*parts, name))
+    return noted("{} on {}".format(*named), work_words(row))
 
 
 RUN = text("run_id", "Run", show=run_link)

@@ -257,7 +257,7 @@ def _gain(item: Switch) -> Markup:
 
 
 def _linked(side: Configuration) -> Markup:
-    return join(run_link(row["run_id"]) for row in side.runs)
+    return run_links(row["run_id"] for row in side.runs)
 
 
 def worth(found: Sequence[Ablation]) -> Figures | None:
@@ -367,14 +367,11 @@ def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
 
 def chart(found: Sequence[Pair]) -> Figures | None:
     """Return the ratio of each pair with its interval, a chart for every two sides."""
-    groups: dict[str, list[Pair]] = {}
-    for pair in found:
-        groups.setdefault(sides(pair), []).append(pair)
     drawn: list[tuple[str, Figure | None]] = []
-    for name, same in groups.items():
+    for same in alike(found, sides):
         axis = f"throughput per GPU of {same[0].name_a} over {same[0].name_b}"
         rows = filter(None, map(ratio_row, _labels(same), same))
-        drawn.append((name, ratios([*rows], axis, "comparison")))
+        drawn.append((sides(same[0]), ratios([*rows], axis, "comparison")))
     return Figures.of(drawn)
 
 

@@ -29,11 +29,11 @@ from scalebook.report.base.markup import (
     to_copy,
 )
 from scalebook.report.base.naming import (
+    devices,
     model_title,
     platform_title,
     precision_title,
     setting_words,
-    units,
 )
 from scalebook.report.base.quantities import NONE, count, number, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
@@ -126,14 +126,13 @@ def _example(data: ReportData) -> Iterator[Markup]:
         }
         words = (
             "<strong>Example with made-up inputs</strong>: 100 billion tokens of {} in {} on {} "
-            "{} ({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
+            "({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
         )
         days, cost = (shown(found[name]) for name in ("training_days", "cost"))
         yield Markup(words).format(
             model_title(row["model"]),
             precision_title(row["precision"]),
-            f"{row['world_size']} {platform_title(row['platform'])}",
-            units(row["platform"])[row["world_size"] != 1],
+            devices(row),
             run_link(row["run_id"]),
             days,
             cost,

@@ -10,7 +10,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.sections import jump_findings, loss_findings
+from scalebook.report.base.sections import jump_findings, loss_agreement, loss_findings
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import step_charts as charts
 from scalebook.report.charts.step_charts import MAX_RUNS
@@ -122,7 +122,8 @@ def findings(data: ReportData) -> Markup:
     """Return what the curves show: how losses end, where runs are steady, what grows."""
     if data.runs.is_empty():
         return paragraphs("No run could be read, so there is no curve.")
-    losses = (loss_findings(data.completed), jump_findings(data))
+    runs = data.completed
+    losses = (loss_findings(runs), jump_findings(data), loss_agreement(runs))
     parts = (*losses, _steady(data), _growing(data))
     return bullets(sentence for part in parts for sentence in part)
 

@@ -31,6 +31,7 @@ from scalebook.report.base.markup import Markup, join, paragraphs, run_link, sho
 from scalebook.report.base.naming import (
     apart,
     brief,
+    devices,
     in_words,
     model_title,
     on,
@@ -349,12 +350,9 @@ def _cost(front: Front) -> Iterator[Markup]:
     before = None
     for ones in front.best[:MOST_COSTS]:
         row = ones[0].row
-        one, many = units(row["platform"])
-        gpus = f"{row['world_size']} {platform_title(row['platform'])} "
-        gpus += one if row["world_size"] == 1 else many
         what = f"1 trillion tokens of {model_title(row['model'])} on"
-        words = Markup("{} {}: {}.")
-        yield words.format("On" if row["model"] == before else what, gpus, join(map(_days, ones)))
+        first = "On" if row["model"] == before else what
+        yield Markup("{} {}: {}.").format(first, devices(row), join(map(_days, ones)))
         before = row["model"]
     yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
 

@@ -22,7 +22,7 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.naming import in_words, sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, times
-from scalebook.report.base.sections import missing_mfu, unranked
+from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
 from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
 
 Row = Mapping[str, Any]
@@ -171,9 +171,10 @@ def winners(data: ReportData) -> Iterator[Markup]:
 
 
 def throughput(data: ReportData) -> Markup:
-    """Return the winner of each group, and the runs that are not compared."""
+    """Return the winner of each group, runs that did not learn, and those not compared."""
     none = "No run completed with a throughput."
-    return bullets([*winners(data), *unranked(data)], empty=none)
+    said = (*rising_losses(data.completed), *winners(data), *unranked(data))
+    return bullets(said, empty=none)
 
 
 def _commits(data: ReportData) -> dict[str, str]:
