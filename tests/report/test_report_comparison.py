@@ -129,9 +129,7 @@ def test_of_what_differs_beside_the_gpu_its_own_facts_are_not_counted(tmp_path: 
         write_run(tmp_path, name, job(platform), device=device, environment=stood_on)
     items, found = compared(tmp_path)
     assert {len(pair.differences) for pair in found} == {3}
-    assert "What differs: nothing else that was recorded." in words(
-        side_by_side.chooser(items, Stated())
-    )
+    assert "nothing else that was recorded." in words(side_by_side.chooser(items, Stated()))
     assert "Nothing that the runs recorded differs" in words(comparison_page.differing(found))
 
 
@@ -395,8 +393,8 @@ def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -
     assert verdict is not None
     text = words(fragment(chooser(two)))
     a, b = pair.name_a, pair.name_b
-    told = f"{verdict.ratio:.3f} ({verdict.low:.3f} to {verdict.high:.3f})"
-    assert f"{a} is {told} times as fast as {b}" in text
+    told = f"{verdict.ratio:.2f}× ({verdict.low:.2f} to {verdict.high:.2f})"
+    assert f"{a} is {told} as fast as {b}" in text
     assert f"{verdict.low:.3f} to {verdict.high:.3f}, {verdict.word}" in text
 
 

@@ -233,7 +233,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert data.ranked["run_id"].to_list() == ["known"]
     assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
-    texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
+    texts = [words(page) for page in (peak_page.findings(data),
         run_findings.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
