@@ -162,7 +162,9 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
         yield f"{runs} a rate, but no two can be compared: what they ran is not known in full."
         if "ingested" in set(data.completed["source"]):
             options = "--model NAME --platform NAME --precision bf16 --sequence-length N"
-            yield Markup(f"State what a log leaves out: <code>scalebook ingest LOG {options}</code>.")
+            yield Markup(
+                f"State what a log leaves out: <code>scalebook ingest LOG {options}</code>."
+            )
 
 
 def _heading(front: Front) -> Markup:

@@ -16,10 +16,9 @@ from scalebook.report.base.markup import Markup, bullets, run_links
 from scalebook.report.base.naming import model_title, platform_title, precision_title
 from scalebook.report.base.quantities import count, percent, quantity, times
 from scalebook.report.base.sections import unranked
-from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
+from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
 # Groups of one model under the same work compare across platforms.

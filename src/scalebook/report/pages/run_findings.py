@@ -20,10 +20,10 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import in_words, sentence
+from scalebook.report.base.naming import sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, times
 from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
-from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
+from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 
 Row = Mapping[str, Any]
 Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
@@ -120,16 +120,6 @@ def _contested(best: Configuration, second: Configuration, beginning: Markup) ->
     if verdict is not None and verdict.word == "cannot tell":
         words = "{} is within the noise. {}"
         yield Markup(words).format(beginning, verdict.advice or "")
-
-
-def named(one: Configuration) -> Markup:
-    """Return a configuration in a sentence: what it is called and links to its runs."""
-    words = "{} ({})"
-    if one.left_out:
-        words = "{} ({}; without an interval and left out: {})"
-    left_out = run_links(row["run_id"] for row in one.left_out)
-    ids = join(run_link(run_id) for run_id in _ids(one))
-    return Markup(words).format(in_words(one.row), ids, left_out)
 
 
 def failed(data: ReportData) -> Markup:
