@@ -103,7 +103,7 @@ def test_a_replayed_graph_is_no_forward_pass(pipeline: Path):
     values = spec_values(anatomy_page.profile_bars(data))
     shares = {value["part"]: value["share"] for value in values}
     assert shares["forward and backward"] == pytest.approx(0.7)
-    assert shares["forward"] == shares["backward"] == 0
+    assert not {"forward", "backward"} & shares.keys()
     assert "70 % forward and backward" in said(data).replace("\N{NO-BREAK SPACE}", " ")
     assert 'data-key="schedule_seconds"' in str(anatomy_page.parts_table(data))
 

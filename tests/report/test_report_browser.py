@@ -215,7 +215,7 @@ def test_a_picked_run_stands_out_in_its_charts_and_rows(found: Seen) -> None:
 
 def test_a_filter_acts_on_every_chart_and_table_of_a_page(found: Seen) -> None:
     filtered = [item for item in found if "filtered" in item]
-    assert {item["page"] for item in filtered} >= {"index.html", "throughput.html", "scaling.html"}
+    assert {item["page"] for item in filtered} >= {"throughput.html", "scaling.html"}
     for item in filtered:
         left = item["filtered"]
         own = {run for run in (*left["marks"], *left["rows"]) if not run.startswith("published ")}

@@ -98,10 +98,14 @@ def test_the_verdict_is_said_with_the_ends_of_its_interval(two: Path) -> None:
     assert verdict is not None
     first, second = matched.a.row, matched.b.row
     assert verdict.low < first["rate"] / second["rate"] < verdict.high
-    text = words(comparison_page.overview(items, found))
     word = "faster" if verdict.low > 1 else "slower"
-    assert f"the first is {word} by" in text
+    ends = f"{verdict.low:.3f} to {verdict.high:.3f}"
+    text = words(side_by_side.chooser(items, Stated()))
+    assert f"{ends}, {word}" in text
     assert "cannot tell" not in text
+    table = str(comparisons.per_basis((matched,), Stated()))
+    assert ends in table
+    assert f'data-value="{word}"' in table
 
 
 def test_everything_that_differs_beside_the_gpu_is_listed(two: Path) -> None:
@@ -125,9 +129,8 @@ def test_of_what_differs_beside_the_gpu_its_own_facts_are_not_counted(tmp_path: 
         write_run(tmp_path, name, job(platform), device=device, environment=stood_on)
     items, found = compared(tmp_path)
     assert {len(pair.differences) for pair in found} == {3}
-    assert "In addition to the GPU, nothing that was recorded differs." in words(
-        comparison_page.overview(items, found)
-    )
+    assert "nothing else that was recorded." in words(side_by_side.chooser(items, Stated()))
+    assert "Nothing that the runs recorded differs" in words(comparison_page.differing(found))
 
 
 @pytest.mark.parametrize(("ranks", "ending"), [(1, "sequence 2,048"), (8, "sequence 2,048, DP8")])
@@ -390,8 +393,8 @@ def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -
     assert verdict is not None
     text = words(fragment(chooser(two)))
     a, b = pair.name_a, pair.name_b
-    told = f"{verdict.ratio:.3f} ({verdict.low:.3f} to {verdict.high:.3f})"
-    assert f"{a} is {told} times as fast as {b}" in text
+    told = f"{verdict.ratio:.2f}× ({verdict.low:.2f} to {verdict.high:.2f})"
+    assert f"{a} is {told} as fast as {b}" in text
     assert f"{verdict.low:.3f} to {verdict.high:.3f}, {verdict.word}" in text
 
 

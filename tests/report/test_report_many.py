@@ -23,7 +23,7 @@ from scalebook.report import PAGES
 from scalebook.report.base import frames, html_tables, scaling_series
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
 from scalebook.report.charts.figure import MOST_RUNS, sample
-from scalebook.report.charts.scaling_charts import speedup
+from scalebook.report.charts.scaling_charts import by_size
 from scalebook.report.pages import scaling_page
 from scalebook.report.site import build_cache, rendering, site_files
 from scalebook.report.site.notebook import NotebookCell
@@ -276,13 +276,13 @@ def test_all_rows_of_a_drawn_run_are_drawn() -> None:
 
 
 def test_a_sampled_chart_says_how_many_of_how_many_it_draws() -> None:
-    figure = speedup(points(2000), "GPUs")
+    figure = by_size(points(2000), "GPUs", "speedup")
     assert "Drawn: 1,000 of 2,000 runs, the highest and lowest of each kind" in str(figure.html)
-    assert "Drawn:" not in str(speedup(points(1000), "GPUs").html)
+    assert "Drawn:" not in str(by_size(points(1000), "GPUs", "speedup").html)
 
 
 def test_rows_that_layers_share_are_in_a_specification_once() -> None:
-    text = str(speedup(points(900), "GPUs").html)
+    text = str(by_size(points(900), "GPUs", "speedup").html)
     assert text.count('"run-00500"') == 1
 
 

@@ -15,8 +15,9 @@ from scalebook.report.base import comparisons, frames
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
+from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.pages import comparison_page, peak_page, run_findings
+from scalebook.report.pages import peak_page, run_findings, side_by_side
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -151,8 +152,8 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     said = f"{one.rate:,.0f} ± "
     rows = comparisons.ranked(data)
     pairs = comparisons.platform_pairs(rows)
-    compared = words(comparison_page.overview(rows, pairs))
-    for text in (words(run_findings.findings(data)), words(peak_page.findings(data))):
+    compared = words(side_by_side.chooser(rows, Stated()))
+    for text in (words(run_findings.throughput(data)), words(peak_page.findings(data))):
         assert said in text
         assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
         assert "repeat 2" not in text
@@ -160,7 +161,7 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
         tuple(row["run_id"] for row in side.runs) for pair in pairs for side in (pair.a, pair.b)
     }
     assert sides == {("h-0", "h-1"), ("amd",)}
-    assert "DP8 on 8 GPUs, h-0, h-1" in compared
+    assert "h-0, h-1" in compared
     assert "repeat" not in compared.replace("more repeats", "")
     assert peak_page.best(data)["run_id"].to_list() == ["amd", "h-0"]
 
@@ -232,7 +233,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert data.ranked["run_id"].to_list() == ["known"]
     assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
-    texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
+    texts = [words(page) for page in (peak_page.findings(data),
         run_findings.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
@@ -279,7 +280,7 @@ def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     made = config(**BIG | {"precision": "fp8"})
     write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
     data = load(tmp_path)
-    shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
+    shown = (tables.all_runs(data.runs), peak_page.best_table(data))
     for page in shown:
         html = str(page)
         assert '<td class="txt" data-value="fp8">FP8</td>' in html

@@ -103,7 +103,7 @@ def test_the_largest_misses_come_first_and_their_marks_are_hollow(ones) -> None:
 
 def test_findings_count_what_lies_in_the_interval(ones) -> None:
     inside = sum(one.low <= one.measured <= one.high for one in ones)
-    said = page.findings(ones)._repr_markdown_()
+    said = page.findings(ones)._repr_markdown_().replace("\N{NO-BREAK SPACE}", " ")
     assert f"{inside} of {len(ones)} lie in their 90 % interval" in said
     slow = replace(ones[0], measured=ones[0].predicted / 2)
     assert "ran 50.0\xa0% slower than predicted" in page.findings([slow])._repr_markdown_()

@@ -86,6 +86,18 @@ def test_runs_are_counted_by_status_and_failures_by_what_they_share(tmp_path: Pa
     assert "The GPU&#39;s memory ran out on rank 1: 2 GiB." in text
 
 
+def test_a_record_from_before_causes_stands_with_the_others_that_ran_out_of_memory(tmp_path: Path):
+    asked = small(steps=10).model_dump() | {"platform": "h100"}
+    for second, cause in ((1, "gpu_memory"), (2, None), (3, "host_memory")):
+        said = {"reason": f"It ran out: {second}.", "cause": cause}
+        run(tmp_path, second, status="out_of_memory", requested=asked, **said)
+    text = words(reliability_page.statuses(frames.load(tmp_path)))
+    assert "out of memory: 2 runs (" in text
+    assert "Cause: GPU memory." in text
+    assert "out of memory: 1 run (" in text
+    assert "It ran out: 3." in text
+
+
 def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     path = run(tmp_path, 1)
     checkpoint(path)

@@ -14,11 +14,11 @@ from scalebook.measure.verdicts import compare
 from scalebook.report.base.frames import load
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_findings, scaling_series
 from scalebook.report.base.versus import estimate_of
-from scalebook.report.charts import against_ideal
+from scalebook.report.charts import by_size
 from scalebook.report.charts.scaling_charts import node_border
 from scalebook.report.pages import scaling_page
 
-PAGE_CHARTS = (scaling_page.throughput, scaling_page.efficiency, scaling_page.speedup)
+FIELDS = ("tokens_per_second", "scaling_efficiency", "speedup")
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -101,7 +101,7 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     assert f"to 128 GPUs at most, which nobody has measured: {farthest.tokens_per_second:,.0f}" in (
         text
     )
-    assert f"({farthest.low:,.0f} tokens/s to" in text
+    assert f"({farthest.low:,.0f} to {farthest.high:,.0f})" in text
     assert "Limit of 1 projection: 256 GPUs are 8 times the largest measured run" in text
 
 
@@ -132,7 +132,7 @@ def test_two_sizes_are_too_few_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path, 16, 17.0, 256)
     every = found(tmp_path)
     text = words(scaling_page.findings(every))
-    assert "nothing is fitted or projected. A law needs runs at 3 world sizes or more" in text
+    assert "Nothing is fitted or projected for 1 set of runs. A law needs runs at 3 world" in text
     assert "there are 2" in text
     assert scaling_page.figures(every) is None
     assert words(scaling_page.projections(every)) == ""
@@ -166,18 +166,19 @@ def test_processes_of_a_cpu_have_no_law(tmp_path: Path) -> None:
 def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
     weak: tuple[ScalingSeries, ...],
 ) -> None:
-    figures = scaling_page.speedup(weak)
+    figures = scaling_page.charts(weak, "speedup")
     assert figures is not None
     values = figures.parts[0][1].spec()["data"]["values"]
     assert {v["world_size"]: v["ideal_speedup"] for v in values} == {8: 1, 16: 2, 32: 4}
-    best = max(value["speedup"] for value in values)
-    assert f"the highest is {best:.2f} on 32" in figures.parts[0][1].description
+    (share,) = (value["scaling_efficiency"] for value in values if value["world_size"] == 32)
+    told = figures.parts[0][1].description.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"the fastest on 32 reaches {100 * share:.1f} % of the ideal" in told
 
 
 def test_the_border_of_a_node_is_drawn_between_the_sizes_on_its_sides(
     weak: tuple[ScalingSeries, ...],
 ) -> None:
-    for figures in (draw(weak) for draw in PAGE_CHARTS):
+    for figures in (scaling_page.charts(weak, field) for field in FIELDS):
         assert figures is not None
         figure = figures.parts[0][1]
         rules = [layer for layer in figure.spec()["layer"] if layer["mark"]["type"] == "rule"]
@@ -194,7 +195,7 @@ def test_no_border_is_drawn_within_a_node_or_where_its_sides_overlap(tmp_path: P
         write(tmp_path, gpus, 16.0, 16 * gpus)
     (series,) = found(tmp_path)
     assert node_border(series.points) is None
-    figure = against_ideal(series.points, "GPUs")
+    figure = by_size(series.points, "GPUs")
     assert "border" not in figure.description
     spread = pl.DataFrame({"world_size": [8, 8, 16], "nodes": [1, 2, 2]})
     assert node_border(spread) is None
@@ -202,7 +203,7 @@ def test_no_border_is_drawn_within_a_node_or_where_its_sides_overlap(tmp_path: P
 
 
 def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:
-    for figures in (scaling_page.figures(weak), scaling_page.speedup(weak)):
+    for figures in (scaling_page.figures(weak), scaling_page.charts(weak, "speedup")):
         assert figures is not None
         assert figures.parts[0][1].picture().startswith("<svg")
     assert "128" in words(scaling_page.projections(weak))
@@ -213,8 +214,8 @@ def test_of_many_groups_the_first_are_drawn_and_the_rest_are_counted(
 ) -> None:
     most = scaling_page.MOST_SERIES
     many = weak * (most + 3)
-    for draw in (scaling_page.throughput, scaling_page.efficiency, scaling_page.speedup):
-        drawn = draw(many)
+    for field in FIELDS:
+        drawn = scaling_page.charts(many, field)
         assert drawn is not None
         assert len(drawn.parts) == most
     said = "Drawn are {} of {} groups of runs"
@@ -225,7 +226,7 @@ def test_of_many_groups_the_first_are_drawn_and_the_rest_are_counted(
 def test_no_run_gives_no_law_and_no_error() -> None:
     assert words(scaling_page.findings(())) == ""
     assert scaling_page.figures(()) is None
-    assert scaling_page.speedup(()) is None
+    assert scaling_page.charts((), "speedup") is None
 
 
 def test_the_interval_of_an_efficiency_on_a_cpu_is_of_the_rate_per_process(tmp_path: Path) -> None:

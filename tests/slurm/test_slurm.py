@@ -392,7 +392,7 @@ def border_of(runs: Path) -> list[float]:
         steps = [json.loads(line) | {"step_seconds": 0.5} for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(step) + "\n" for step in steps))
     found = scaling_series(load(runs).ranked)
-    drawn = [draw(found) for draw in (scaling_page.throughput, scaling_page.efficiency)]
+    drawn = [scaling_page.charts(found, f) for f in ("tokens_per_second", "scaling_efficiency")]
     layers = [layer for one in drawn if one for layer in one.parts[0][1].spec()["layer"]]
     rules = [one for one in layers if one["mark"]["type"] == "rule" and "x" in one["encoding"]]
     return [one["data"]["values"][0]["world_size"] for one in rules]

@@ -16,7 +16,7 @@ def lines(probe: Probe) -> Iterator[Line]:
     if summary is not None:
         products = {
             "matrix products, {}": summary.matmul_tflops,
-            "the same for seconds, {}": summary.sustained_matmul_tflops,
+            "matrix products held for seconds, {}": summary.sustained_matmul_tflops,
             "products of {}": summary.model_matmul_tflops,
         }
         for template, rates in products.items():

@@ -21,7 +21,7 @@ from scalebook.measure.verdicts import Verdict
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.record import text_of
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.html_tables import Column, noted, plain, table, text
+from scalebook.report.base.html_tables import Column, noted, plain, table, text, verdict_column
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import (
     UNKNOWN_PLATFORM,
@@ -314,6 +314,7 @@ def per_basis(found: Sequence[Pair], stated: Stated) -> Markup:
             lambda row: ratio_cell(*(row[name] for name in ("ratio", "low", "high"))),
             hint="with the interval of the throughput",
         ),
+        verdict_column("word", "Verdict", "on the first side, by its throughput"),
         text("reason", "Why not", wide=True),
     )  # fmt: skip
     rows = (row for pair in found for row in basis_rows(pair, stated))
@@ -336,7 +337,7 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
         yield {
             **named(pair), "per": per, "unit": unit,
             "a": left, "b": right, "reason": reason,
-            "source": pair.source,
+            "source": pair.source, "word": verdict.word if verdict else "no interval",
             "ratio": left / right if left and right else None,
             "low": verdict.low * factor.low if verdict and factor else None,
             "high": verdict.high * factor.high if verdict and factor else None,

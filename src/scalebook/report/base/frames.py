@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook import identity, settings
+from scalebook import identity
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError, RecordError, ReportError
 from scalebook.facts import catalog
@@ -62,11 +62,7 @@ def _setting_type(name: str) -> Type:
 
 
 def for_charts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return rows as charts show them: with makers' names, and no column of data files only."""
-    if "config_hash" in frame.columns:
-        frame = frame.drop(_FILE_ONLY, strict=False)
-    elif "rank_step_seconds" in frame.columns:
-        frame = frame.drop(_STEP_FILE_ONLY, strict=False)
+    """Return rows as charts show them: with makers' names."""
     named = [name for name in TITLES if frame.schema.get(name) == pl.String]
     return frame.with_columns(
         pl.col(name).replace({one: TITLES[name](one) for one in frame[name].drop_nulls().unique()})
@@ -146,22 +142,6 @@ TELEMETRY_SCHEMA: dict[str, Type] = {
 }
 _TOGETHER = 50  # runs in one table
 MOST_READINGS = 2000  # of a run, all its devices together
-
-# What only the data files hold: no chart reads it, and every point of one would carry it.
-_ON_PAGES = {*settings.names("layout"), "recompute"}
-_FILE_ONLY = frozenset(
-    {
-        *(name for name in RUN_SETTINGS if name not in _ON_PAGES),
-        *(*VERSIONS, "started_at", "finished_at", "exit_code", "config_hash", "inferred_from"),
-        *("container", *(one.reason_name for one in registered.BUILT_IN)),
-    }
-)
-_STEP_FILE_ONLY = frozenset(
-    {
-        *("tokens_per_gpu", "reserved_gib", "expert_load", "checkpoint_seconds", "restart"),
-        *("skipped", "finished_at", "rank_step_seconds", "part_seconds"),
-    }
-)
 
 # One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
 # one that an inferred cell follows from.

@@ -28,9 +28,9 @@ from scalebook.report.base.naming import (
     model_title,
     platform_title,
     precision_title,
-    sequence_words,
     setting_words,
     split_name,
+    work_words,
 )
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
@@ -224,10 +224,8 @@ def status_words(status: str) -> str:
 
 def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
-    parts = (precision_title(row.get("precision")) or NONE, sequence_words(row))
     named = (model_title(row.get("model")), platform_title(row.get("platform")))
-    name = row.get("name") or split_name(row)
-    return noted("{} on {}".format(*named), "{}, {} · {}".format(*parts, name))
+    return noted("{} on {}".format(*named), work_words(row))
 
 
 RUN = text("run_id", "Run", show=run_link)
@@ -289,12 +287,6 @@ LOSS = Column(
 )
 
 
-def overview(runs: pl.DataFrame) -> Markup:
-    """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, *WHAT_RAN[1:], TOKENS_EACH, MFU, TOKENS, STEP)
-    return table(runs.iter_rows(named=True), columns, "overview")
-
-
 def all_runs(runs: pl.DataFrame) -> Markup:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
@@ -325,18 +317,13 @@ def utilisation(runs: pl.DataFrame) -> Markup:
 
 def scaling(points: Iterable[Row]) -> Markup:
     """Return speed-up and efficiency, one row per run, the base marked."""
-
-    def interval(row: Row) -> str:
-        low, high = row["efficiency_low"], row["efficiency_high"]
-        return NONE if low is None else f"{percent(low)} to {percent(high)}"
-
+    key, ends = "scaling_efficiency", ("efficiency_low", "efficiency_high")
     columns = (
         text("series", "Series", show=_narrow),
         *(RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
-        share("scaling_efficiency", "Efficiency"),
-        Column("efficiency_low", "Interval", interval, hint="95 %, of the efficiency"),
+        Column(key, "Efficiency", _ranged(key, *ends, percent), hint="with its 95 % interval"),
         text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
     return table(points, columns, "scaling")

@@ -151,10 +151,20 @@ def is_whole(row: Row) -> bool:
 
 def on(row: Row) -> str:
     """Return what a run trained, and on what: ``Llama 3.1 8B on 4 H200 GPUs``."""
+    return f"{model_title(row['model'])} on {devices(row)}"
+
+
+def work_words(row: Row) -> str:
+    """Return what a run is compared by, and its configuration: ``BF16, sequence 8,192 · DP4``."""
+    precision = precision_title(row.get("precision")) or "unknown precision"
+    return f"{precision}, {sequence_words(row)} · {row.get('name') or split_name(row)}"
+
+
+def devices(row: Row) -> str:
+    """Return what a run ran on: ``4 H200 GPUs``, ``one H200``."""
     size, device = row["world_size"], platform_title(row["platform"])
     one, many = units(row["platform"])
-    amount = f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
-    return f"{model_title(row['model'])} on {amount}"
+    return f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
 
 
 def has_experts(name: str | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.measure.scaling import ScalingPoint, table
+from scalebook.measure.scaling import ScalingPoint, scaling_kind
 from scalebook.report.base.frames import SCHEMA, ReportData
 from scalebook.report.base.markup import (
     Markup,
@@ -68,37 +68,29 @@ def _one_series(group: str, runs: pl.DataFrame) -> ScalingSeries:
     down = [False, True]
     ordered = runs.sort("world_size", "tokens_per_second", descending=down, nulls_last=True)
     base = ordered.row(0, named=True)
-    rows = [_against(base, row) for row in ordered.iter_rows(named=True)]
+    rows = [_against(base, row) for row in (base, *ordered[1:].iter_rows(named=True))]
     return ScalingSeries(group, base, pl.DataFrame(rows, schema=SCHEMA | COMPARISON))
 
 
 def _against(base: Row, row: Row) -> dict[str, Any]:
     """Return a run's row with its comparison to the base."""
-    pair = [point(base)] if row["run_id"] == base["run_id"] else [point(base), point(row)]
-    compared = table(pair)
-    # at the base's own size the two would be pooled, so such a run is compared by hand
-    same_size = row["world_size"] == base["world_size"]
     ideal = row["world_size"] / base["world_size"]
     speedup = row["tokens_per_second"] / base["tokens_per_second"]
     return {
         **row,
         "split": split_name(row),
-        "speedup": speedup if same_size else compared.rows[-1].speedup,
+        "speedup": speedup,
         "ideal_speedup": ideal,
         "scaling_efficiency": speedup / ideal,
         **_efficiency_interval(base, row),
         "ideal_tokens_per_second": base["tokens_per_second"] * ideal,
-        "kind": "base" if row["run_id"] == base["run_id"] else compared.kind,
+        "kind": "base" if row is base else scaling_kind([point(base), point(row)])[0],
     }
 
 
 def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
     """Return the interval of the ratio of both rates per rank, as every comparison has it."""
-    verdict = (
-        None
-        if row["run_id"] == base["run_id"]
-        else verdict_on(Configuration((row,)), Configuration((base,)))
-    )
+    verdict = None if row is base else verdict_on(Configuration((row,)), Configuration((base,)))
     if verdict is None:
         return {"efficiency_low": None, "efficiency_high": None}
     # runs on a CPU are ranked, and so compared, by the rate of all processes
@@ -176,14 +168,3 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:
     many = count(len(lonely), "group has", "groups have")
     said = paragraphs(words.format(many), *unknown, style="note")
     return said + folded("These groups", join(lonely, "; "))
-
-
-def law_note(found: Sequence[ScalingSeries]) -> Markup:
-    """Return why no law is fitted where a group has fewer than three sizes."""
-    short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
-    words = (
-        "Two sizes give a ratio and no trend: a law needs three sizes or more, so nothing is "
-        "projected for {}."
-    )
-    said = [Markup(words).format(join(short))] if short else []
-    return paragraphs(*said, style="note")

@@ -94,12 +94,7 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
         )
 
 
-def loss(data: ReportData) -> Markup:
-    """Return whether each completed run learned: the throughput of one that did not is invalid."""
-    return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
-
-
-def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
+def loss_agreement(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield how close the last losses of a group are: layouts of one training should agree."""
     same = runs.drop_nulls("loss_last").group_by(
         ["group", "global_batch_size", "recorded_steps"], maintain_order=True
@@ -112,9 +107,9 @@ def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
         words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
         apart = (high - low) / low
         ends = (
-            f"{low:.5g}, equal to {apart:.1e} of it"
+            f"{number(low, 5)}, equal to {apart:.1e} of it"
             if apart < SAME_LOSS
-            else f"{low:.5g} to {high:.5g}, {percent(apart)} apart"
+            else f"{number(low, 5)} to {number(high, 5)}, {percent(apart)} apart"
         )
         length = count(int(str(steps)), "step")
         yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)
@@ -126,8 +121,7 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     if both.is_empty() and runs["loss_last"].is_null().all():
         yield Markup("No run with a throughput recorded a loss.")
         return
-    rising = both.filter(~pl.col("loss_fell"))
-    falling = both.height - rising.height
+    falling = both.filter("loss_fell").height
     if falling:
         above = both.filter("loss_fell", pl.col("loss_last") > pl.col("loss_first"))["run_id"]
         ends = "ends" if len(above) == 1 else "end"
@@ -136,14 +130,19 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         yield Markup("The loss fell in {} of {} that recorded one{}.").format(
             falling, count(both.height, "run with a throughput", "runs with a throughput"), said
         )
-    for row in rising.iter_rows(named=True):
+    yield from rising_losses(runs)
+    ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
+    if len(ids):
+        yield Markup("No loss was recorded by {}.").format(run_links(ids))
+
+
+def rising_losses(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield each run that did not learn: its throughput is not valid."""
+    for row in runs.filter(~pl.col("loss_fell")).iter_rows(named=True):
         yield Markup(
             "The loss of {} did not fall ({} to {}): the run may be broken, and its throughput "
             "with it."
         ).format(run_link(row["run_id"]), number(row["loss_first"]), number(row["loss_last"]))
-    ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
-    if len(ids):
-        yield Markup("No loss was recorded by {}.").format(run_links(ids))
 
 
 def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Jump]:

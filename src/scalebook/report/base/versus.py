@@ -14,8 +14,8 @@ from typing import Any
 from scalebook.identity import alike, other_devices
 from scalebook.measure.metrics.repeats import Estimate, Pooled, between, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
-from scalebook.report.base.markup import Markup, run_link
-from scalebook.report.base.naming import split_name
+from scalebook.report.base.markup import Markup, join, run_link, run_links
+from scalebook.report.base.naming import in_words, split_name
 from scalebook.report.base.quantities import change, interval, number
 
 Row = Mapping[str, Any]
@@ -157,6 +157,16 @@ def rate(one: Configuration, unit: str | None = None) -> str:
 def linked(one: Configuration, text: str) -> Markup:
     """Return a text that leads to the run of a configuration."""
     return run_link(one.row["run_id"], text)
+
+
+def named(one: Configuration) -> Markup:
+    """Return a configuration in a sentence: what it is called and links to its runs."""
+    words = "{} ({})"
+    if one.left_out:
+        words = "{} ({}; without an interval and left out: {})"
+    left_out = run_links(row["run_id"] for row in one.left_out)
+    ids = join(run_link(row["run_id"]) for row in one.runs)
+    return Markup(words).format(in_words(one.row), ids, left_out)
 
 
 def varied(ones: Sequence[Configuration], most: int) -> list[Configuration]:

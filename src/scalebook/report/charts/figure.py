@@ -68,9 +68,7 @@ class Figure:
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
         cut = unpack(kept)
-        given = (place.get("values", ()) for place in _data_places(kept))
-        shared = kept.get("datasets", {}).values()
-        name_only_drawn(kept, [row for rows_ in (*given, *shared) for row in rows_])
+        name_only_drawn(kept, [*data_rows(kept)])
         return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
 
     @property
@@ -119,16 +117,10 @@ def sources_note(spec: Mapping[str, Any]) -> Markup:
 
 
 def data_rows(spec: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every row that a specification holds, of all its layers."""
-    for rows_ in spec.get("datasets", {}).values():
+    """Yield every row that a specification holds, of all its layers and look-ups."""
+    given = (place.get("values", ()) for place in _data_places(spec))
+    for rows_ in (*spec.get("datasets", {}).values(), *given):
         yield from (row for row in rows_ if isinstance(row, dict))
-    values: Any = spec.get("data", {}).get("values", ())
-    yield from (row for row in values if isinstance(row, dict))
-    for name in ("layer", "hconcat", "vconcat"):
-        for part in spec.get(name, ()):
-            yield from data_rows(part)
-    if "spec" in spec:
-        yield from data_rows(spec["spec"])
 
 
 def name_only_drawn(spec: Any, drawn: Sequence[Mapping[str, Any]]) -> None:
@@ -210,9 +202,8 @@ def stacked(
 ) -> alt.Chart:
     """Return a bar per label of its parts in the order of ``place``: each part keeps its colour."""
     pick = alt.selection_point(fields=["part"], bind="legend")
-    # in the order of most bars, whatever that of the colours
-    places = data.group_by("part", maintain_order=True).agg(pl.col("place").median())
-    named = alt.Legend(values=places.sort("place", maintain_order=True)["part"].to_list())
+    # in the order of the bars, whatever that of the colours
+    named = alt.Legend(values=data.sort("place")["part"].unique(maintain_order=True).to_list())
     bars = alt.Chart(rows(data)).mark_bar().encode(
         y=names("label", labels),
         x=x,
@@ -284,7 +275,7 @@ def _data_places(part: Any) -> Iterator[dict[str, Any]]:
         for key, value in part.items():  # pyright: ignore[reportUnknownVariableType]
             if key == "data" and isinstance(value, dict):
                 yield value
-            else:
+            elif key != "datasets":
                 yield from _data_places(value)
 
 

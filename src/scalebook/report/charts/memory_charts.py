@@ -83,7 +83,10 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
     """
     if runs.height < 3:  # of two runs there is nothing to choose
         return None
-    data = runs.with_columns(pl.col("run_id").is_in(list(frontier)).alias("best"))
+    data = runs.select(
+        *("run_id", "label", "source", "peak_memory_gib", "tokens_per_second_per_gpu"),
+        best=pl.col("run_id").is_in(list(frontier)),
+    )
     rate = ("tokens_per_second_per_gpu", "tokens/s per GPU", ",.0f")
     base = alt.Chart(rows(data)).encode(
         x=alt.X("peak_memory_gib:Q", title="measured peak, GiB per GPU", scale=_BESIDE_ZERO),

@@ -13,6 +13,7 @@ from scalebook.report.charts.figure import (
     SHARES,
     SIGNED,
     Figure,
+    by,
     drawn,
     names,
     rows,
@@ -33,10 +34,11 @@ def errors(points: Rows, families: Sequence[str]) -> Figure | None:
     axis = alt.Axis(labelExpr=SIGNED, tickCount=6)
     scale = alt.Scale(nice=True, padding=6)  # no mark is cut off at the edge
     title = "predicted over measured step time, minus 1"
-    marks = alt.Chart(rows(pl.DataFrame(points))).mark_point(filled=True, size=55).encode(
+    data = pl.DataFrame(points)
+    marks = alt.Chart(rows(data)).mark_point(filled=True, size=55).encode(
         y=alt.Y("family:N", sort=order, title=None),
         x=alt.X("error:Q", title=title, axis=axis, scale=scale),
-        color=alt.Color("platform:N", title=None),
+        color=by("platform", data),
         tooltip=tooltips(*_WHO, ("error", "", "+.1%")),
     )  # fmt: skip
     words = f"Error of {count(len(points), 'prediction')} in {count(len(order), 'kind')} of layout."
@@ -63,7 +65,7 @@ def rates(points: Rows, known: int) -> Figure | None:
     order = data["label"].unique(maintain_order=True).to_list()
     base = alt.Chart(rows(over)).encode(
         y=names("label", order, grid=True),
-        color=alt.Color("platform:N", title=None),
+        color=by("platform", data),
         tooltip=tooltips(*_WHO, *((name, "", ",.0f") for name in columns)),
     )
     chart = alt.layer(

@@ -21,50 +21,47 @@ WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling
 _RATE = ("tokens_per_second", "tokens/s", ",.0f")
 
 
-def against_ideal(points: pl.DataFrame, many: str) -> Figure:
-    """Return tokens per second by world size, and the line that the base would reach."""
-    base = _base(points, many)
-    unit = "tokens/s (log)" if _is_wide(points) else "tokens/s"
-    y = alt.Y("tokens_per_second:Q", title=unit, scale=_doubling(points), axis=TICKS)
-    lines = base.mark_line().encode(
-        y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
-    )
-    layers = (_ideal(base, "ideal_tokens_per_second"), lines, _marks(base, points, many, y))
+FIELDS = {  # by column: its name, the title of its axis, the column of its ideal, the height
+    "tokens_per_second": ("Throughput", "tokens/s", "ideal_tokens_per_second", 320),
+    "speedup": ("Speed-up", "speed-up", "ideal_speedup", 240),
+    "scaling_efficiency": ("Scaling efficiency", "efficiency", "", 240),
+}
+
+
+def by_size(points: pl.DataFrame, many: str, field: str = "tokens_per_second") -> Figure:
+    """Return one of FIELDS by world size, with the line that is ideal for the base."""
+    name, title, target, height = FIELDS[field]
+    base, wide = _base(points, many), _is_wide(points["world_size"])
+    if target:
+        scale = alt.Scale(type="log", base=2, nice=False) if wide else alt.Scale(zero=True)
+        title += " (log)" if wide else ""
+        line = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5)
+        ideal = line.encode(y=f"{target}:Q", color=alt.value(GREY))
+    else:
+        scale = alt.Scale(domain=[0, max(1.05, 1.05 * max(points[field]))])
+        line = alt.Chart(alt.Data(values=[{"ideal": 1}])).mark_rule(strokeDash=[5, 4])
+        ideal = line.encode(y="ideal:Q")
+    y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=TICKS if target else SHARES)
+    layers = [ideal, _marks(base, points, many, y)]
+    if field == _RATE[0]:
+        encoding = {"y": f"max({field}):Q", "color": "layout:N", "detail": "source:N"}
+        layers.insert(1, base.mark_line().encode(**encoding))
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
     words = (
-        f"Throughput of {count(points.height, 'run')} by number of {many} with the ideal line; "
+        f"{name} of {count(points.height, 'run')} by number of {many} with the ideal line; "
         f"the fastest on {largest['world_size']} reaches "
         f"{percent(largest['scaling_efficiency'])} of the ideal."
     )
-    return _by_size(points, many, layers, words, 320)
-
-
-def efficiency(points: pl.DataFrame, many: str) -> Figure:
-    """Return scaling efficiency by world size, the ideal marked at 100 %."""
-    scale = alt.Scale(domain=[0, max(1.05, 1.05 * max(points["scaling_efficiency"]))])
-    y = alt.Y("scaling_efficiency:Q", title="efficiency", axis=SHARES, scale=scale)
-    whole = alt.Chart(alt.Data(values=[{"ideal": 1}]))
-    ideal = whole.mark_rule(strokeDash=[5, 4]).encode(y="ideal:Q")
-    layers = (ideal, _marks(_base(points, many), points, many, y))
-    worst = points.sort("scaling_efficiency").row(0, named=True)
-    words = (
-        f"Scaling efficiency of {count(points.height, 'run')} by number of {many}; the lowest is "
-        f"{percent(worst['scaling_efficiency'])} on {worst['world_size']}."
+    size = node_border(points)
+    if size is None:
+        return drawn(alt.layer(*layers), words, height)
+    border = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=_sizes(points, many))
+    label = border.mark_text(align="left", baseline="top", dx=5).encode(
+        y=alt.value(4), text=alt.value("several nodes")
     )
-    return _by_size(points, many, layers, words, 240)
-
-
-def speedup(points: pl.DataFrame, many: str) -> Figure:
-    """Return speed-up over the base by world size, and the ideal, which is the ratio of sizes."""
-    base = _base(points, many)
-    y = alt.Y("speedup:Q", title="speed-up", scale=_doubling(points), axis=TICKS)
-    layers = (_ideal(base, "ideal_speedup"), _marks(base, points, many, y))
-    best = points.sort("speedup").row(-1, named=True)
-    words = (
-        f"Speed-up of {count(points.height, 'run')} by number of {many}; the highest is "
-        f"{best['speedup']:.2f} on {best['world_size']}, where {best['ideal_speedup']:g} is ideal."
-    )
-    return _by_size(points, many, layers, words, 240)
+    # one by one: the runs' layers share their data
+    chart = alt.layer(*layers) + border.mark_rule(strokeDash=[2, 4]) + label
+    return drawn(chart, f"{words} {BORDER}", height)
 
 
 def node_border(points: pl.DataFrame) -> float | None:
@@ -81,22 +78,6 @@ def node_border(points: pl.DataFrame) -> float | None:
     return math.sqrt(inside * outside)
 
 
-def _by_size(
-    points: pl.DataFrame, many: str, layers: Sequence[alt.Chart], words: str, height: int
-) -> Figure:
-    """Return layers over world sizes; the border of a node, if there is one, is a named line."""
-    size = node_border(points)
-    if size is None:
-        return drawn(alt.layer(*layers), words, height)
-    border = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=_sizes(points, many))
-    label = border.mark_text(align="left", baseline="top", dx=5).encode(
-        y=alt.value(4), text=alt.value("several nodes")
-    )
-    # one by one: the runs' layers share their data
-    chart = alt.layer(*layers) + border.mark_rule(strokeDash=[2, 4]) + label
-    return drawn(chart, f"{words} {BORDER}", height)
-
-
 def _base(points: pl.DataFrame, many: str) -> alt.Chart:
     """Return the runs by size; ``layout`` is the split of each without the replicas."""
     layout = pl.col("split").str.replace(r"\s*\bDP\d+", "").str.strip_chars()
@@ -107,11 +88,6 @@ def _base(points: pl.DataFrame, many: str) -> alt.Chart:
         layout=pl.when(replicas_alone).then(pl.lit("data parallel only")).otherwise(layout),
     )
     return alt.Chart(rows(named)).encode(x=_sizes(points, many))
-
-
-def _ideal(base: alt.Chart, column: str) -> alt.Chart:
-    line = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5)
-    return line.encode(y=f"{column}:Q", color=alt.value(GREY))
 
 
 def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Chart:
@@ -129,25 +105,22 @@ def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Ch
     )
 
 
-def _is_wide(points: pl.DataFrame) -> bool:
-    sizes = points["world_size"].to_list()
+def _is_wide(sizes: pl.Series) -> bool:
     return max(sizes) >= WIDE * min(sizes)
-
-
-def _doubling(points: pl.DataFrame) -> alt.Scale:
-    if _is_wide(points):
-        return alt.Scale(type="log", base=2, nice=False)
-    return alt.Scale(zero=True)
 
 
 def _sizes(points: pl.DataFrame, many: str) -> alt.X:
     """Return the axis of world sizes, one tick per measured size."""
-    log = alt.Scale(type="log", base=2, nice=False, padding=24)
+    return _size_axis(sorted(set(points["world_size"])), many, log=_is_wide(points["world_size"]))
+
+
+def _size_axis(ticks: Sequence[int], many: str, *, log: bool) -> alt.X:
+    doubling = alt.Scale(type="log", base=2, nice=False, padding=24)
     return alt.X(
         "world_size:Q",
-        title=f"{many} (log)" if _is_wide(points) else many,
-        scale=log if _is_wide(points) else alt.Scale(zero=False, nice=False, padding=24),
-        axis=alt.Axis(values=sorted(set(points["world_size"])), format="d", grid=False),
+        title=f"{many} (log)" if log else many,
+        scale=doubling if log else alt.Scale(zero=False, nice=False, padding=24),
+        axis=alt.Axis(values=ticks, format="d", grid=False),
     )
 
 
@@ -163,12 +136,7 @@ def fitted(runs: Sequence[Mapping[str, Any]], curve: pl.DataFrame, many: str) ->
     columns = ("run_id", "split", "source", "world_size", "tokens_per_second")
     points = pl.DataFrame([{name: row[name] for name in columns} for row in runs])
     ticks = [2**power for power in range(31) if 2**power <= max(curve["world_size"])]
-    x = alt.X(
-        "world_size:Q",
-        title=f"{many} (log)",
-        scale=alt.Scale(type="log", base=2, nice=False, padding=20),
-        axis=alt.Axis(values=ticks, format="d", grid=False),
-    )
+    x = _size_axis(ticks, many, log=True)
     top = pl.col("high").fill_null(_MOST * pl.col("ideal"))
     shown = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))
     base = alt.Chart(rows(shown)).encode(x=x)

@@ -188,6 +188,11 @@ PARTS = (
     "forward", "exposed communication", "backward", "optimizer", "data",
     "waiting for a stage", "idle", "gradients", "forward and backward", "outside",
 )  # fmt: skip
+# The order of the parts in a bar and in the legend.
+ORDER = (
+    "forward", "backward", "forward and backward", "gradients", "optimizer",
+    "exposed communication", "waiting for a stage", "data", "idle", "outside",
+)  # fmt: skip
 KINDS = (
     "matrix products", "communication", "attention", "norm", "element-wise", "optimizer", "other",
     "copy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import (
     RAN,
     RUN,
+    Column,
     Row,
     plain,
     share,
@@ -31,7 +32,7 @@ from scalebook.report.base.markup import (
     run_links,
 )
 from scalebook.report.base.quantities import count, duration, percent
-from scalebook.report.charts.step_charts import KINDS, PARTS
+from scalebook.report.charts.step_charts import KINDS, ORDER, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
 
@@ -64,19 +65,19 @@ def profiles(data: ReportData) -> Iterator[tuple[Row, Breakdown, str]]:
             yield row, one, f"{row['label']}{rank}"
 
 
-def _parts(row: Row, label: str, seconds: Mapping[str, float], whole: float) -> Iterator[Any]:
+def _parts(
+    row: Row, label: str, seconds: Mapping[str, float], whole: float, order: Sequence[str] = ORDER
+) -> Iterator[Any]:
     facts = {name: row[name] for name in ("run_id", "platform", "source")} | {"label": label}
-    for place, (part, own) in enumerate(seconds.items()):
-        yield facts | {"part": part, "seconds": own, "share": own / whole, "place": place}
+    for place, part in enumerate(order):
+        if own := seconds.get(part, 0.0):
+            yield facts | {"part": part, "seconds": own, "share": own / whole, "place": place}
 
 
 def profiled_seconds(one: Breakdown) -> dict[str, float]:
     """Return the parts of a profiled step by their names on the page."""
-    seconds = _seconds(one)
-    replayed = seconds["schedule_seconds"]
-    return ({"forward and backward": replayed} if replayed else {}) | {
-        name: seconds[key] or 0.0 for name, key in _PROFILE_PARTS.items()
-    }
+    seconds, names = _seconds(one), {"forward and backward": "schedule_seconds", **_PROFILE_PARTS}
+    return {name: seconds[key] or 0.0 for name, key in names.items()}
 
 
 def _seconds(one: Breakdown) -> dict[str, float | None]:
@@ -104,11 +105,7 @@ def mark_bars(data: ReportData) -> charts.Figures | None:
     for row, found in runs_with(data):
         marked = found.marked
         if marked is not None:
-            named = {
-                shown: marked.parts[name]
-                for name, shown in _MARK_NAMES.items()
-                if marked.parts.get(name, 0.0) > 0
-            }
+            named = {shown: marked.parts.get(name, 0.0) for name, shown in _MARK_NAMES.items()}
             rows += _parts(row, row["label"], named, marked.step_seconds)
     return charts.anatomy(rows, PARTS, "share of the measured step")
 
@@ -120,8 +117,7 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
         total = sum(one.kinds.values())
         if total > 0:
             named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
-            ordered = {kind: named[kind] for kind in KINDS if named.get(kind, 0.0) > 0}
-            rows += _parts(row, label, ordered, total)
+            rows += _parts(row, label, named, total, KINDS)
     return charts.anatomy(rows, KINDS, "share of the time of all kernels")
 
 
@@ -157,8 +153,8 @@ def kernels_table(data: ReportData) -> Markup:
     columns = (
         *(RUN, RAN, plain("rank", "Rank"), text("kind", "Kind")),
         text("kernel", "Kernel", show=_kernel_name, wide=True),
-        *(time("seconds", "A step", alone), share("of_step", "Of the step")),
-        plain("calls", "Calls", hint="in one step"),
+        *(time("seconds", "Per step", alone), share("of_step", "Of the step")),
+        Column("calls", "Calls", lambda row: f"{row['calls']:,g}", hint="in one step"),
     )
     return table(rows, columns, "kernels")
 

@@ -53,8 +53,9 @@ def summary(found: Against) -> Markup:
     """Return the sentence on top, and how sure it is."""
     judged = sum(one.verdict is not None for one in found.checks)
     note = Markup(
-        "The new runs are compared with those of <code>{}</code>. The {} hold together at 95 % "
-        "(Bonferroni). <code>scalebook gate</code> with its defaults decides the same."
+        "The new runs are compared with those of <code>{}</code>. The {} hold together at "
+        "95\N{NO-BREAK SPACE}% (Bonferroni). <code>scalebook gate</code> with its defaults decides "
+        "the same."
     ).format(found.name, count(judged, "interval"))
     head = paragraphs(sentence(found), style="sb-headline") + paragraphs(note)
     return head + callout("Not read", found.unread)

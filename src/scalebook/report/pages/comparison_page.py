@@ -23,7 +23,6 @@ from scalebook.report.base.html_tables import RAN, Column, Row, noted, table, te
 from scalebook.report.base.markup import (
     Markup,
     bullets,
-    folded,
     join,
     paragraphs,
     run_link,
@@ -32,7 +31,6 @@ from scalebook.report.base.markup import (
 from scalebook.report.base.naming import changes_in_words as setting_in_words
 from scalebook.report.base.naming import (
     fact_words,
-    in_words,
     model_title,
     platform_title,
     precision_title,
@@ -42,7 +40,7 @@ from scalebook.report.base.naming import (
     titled,
     units,
 )
-from scalebook.report.base.quantities import GLUE, change, count, percent, times
+from scalebook.report.base.quantities import GLUE, change, count, times
 from scalebook.report.base.versus import (
     Configuration,
     best_of,
@@ -259,7 +257,7 @@ def _gain(item: Switch) -> Markup:
 
 
 def _linked(side: Configuration) -> Markup:
-    return join(run_link(row["run_id"]) for row in side.runs)
+    return run_links(row["run_id"] for row in side.runs)
 
 
 def worth(found: Sequence[Ablation]) -> Figures | None:
@@ -353,10 +351,9 @@ MOST_DIFFERENCES = 400  # rows of the table
 
 
 def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
-    """Return the verdict on each pair in words, or why nothing can be compared."""
+    """Return why nothing can be compared; nothing where there is a pair."""
     if found:
-        summary = f"{count(len(found), 'verdict')} in words"
-        return folded(summary, bullets(map(sentence, found)))
+        return Markup("")
     known = sorted({platform_title(side_name(row)) for row in rows})
     if not known:
         words = "No run has a rate and all that a comparison needs, so there is nothing to compare."
@@ -368,49 +365,13 @@ def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
     return paragraphs(f"The runs of {', '.join(known)} {words}")
 
 
-def sentence(pair: Pair) -> Markup:
-    """Return what was compared and the verdict with its interval."""
-    head = Markup("<strong>{}</strong> ({} against {}), {}: {}").format(
-        bases.title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
-    )
-    several = len({row["platform"] for row in pair.rows}) > 1
-    known = len(pair.beside_the_gpu)
-    many = count(known, "setting or version differs", "settings and versions differ")
-    many = many if known else "nothing that was recorded differs"
-    return head + (f" In addition to the GPU, {many}." if several else f" {many.capitalize()}.")
-
-
-def _verdict(pair: Pair) -> str:
-    verdict = pair.verdict
-    if verdict is None:
-        reasons = [row["interval_reason"] for row in pair.rows if not estimate_of(row)]
-        return f"no verdict. {reasons[0] if reasons and reasons[0] else 'A side has no interval.'}"
-    low, high = verdict.low - 1, verdict.high - 1
-    words = {
-        "faster": f"the first is faster by {percent(low, 2)} to {percent(high, 2)}.",
-        "slower": f"the first is slower by {percent(-high, 2)} to {percent(-low, 2)}.",
-        "cannot tell": (
-            f"cannot tell: the first is between {percent(-low, 2)} slower and "
-            f"{percent(high, 2)} faster."
-        ),
-    }[verdict.word]
-    return f"{words} {verdict.advice}" if verdict.advice else words
-
-
-def _runs(side: Configuration) -> Markup:
-    return Markup("{}, {}").format(in_words(side.row), _linked(side))
-
-
 def chart(found: Sequence[Pair]) -> Figures | None:
     """Return the ratio of each pair with its interval, a chart for every two sides."""
-    groups: dict[str, list[Pair]] = {}
-    for pair in found:
-        groups.setdefault(sides(pair), []).append(pair)
     drawn: list[tuple[str, Figure | None]] = []
-    for name, same in groups.items():
+    for same in alike(found, sides):
         axis = f"throughput per GPU of {same[0].name_a} over {same[0].name_b}"
         rows = filter(None, map(ratio_row, _labels(same), same))
-        drawn.append((name, ratios([*rows], axis, "comparison")))
+        drawn.append((sides(same[0]), ratios([*rows], axis, "comparison")))
     return Figures.of(drawn)
 
 

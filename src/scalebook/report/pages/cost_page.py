@@ -29,11 +29,11 @@ from scalebook.report.base.markup import (
     to_copy,
 )
 from scalebook.report.base.naming import (
+    devices,
     model_title,
     platform_title,
     precision_title,
     setting_words,
-    units,
 )
 from scalebook.report.base.quantities import NONE, count, number, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
@@ -126,14 +126,13 @@ def _example(data: ReportData) -> Iterator[Markup]:
         }
         words = (
             "<strong>Example with made-up inputs</strong>: 100 billion tokens of {} in {} on {} "
-            "{} ({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
+            "({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
         )
         days, cost = (shown(found[name]) for name in ("training_days", "cost"))
         yield Markup(words).format(
             model_title(row["model"]),
             precision_title(row["precision"]),
-            f"{row['world_size']} {platform_title(row['platform'])}",
-            units(row["platform"])[row["world_size"] != 1],
+            devices(row),
             run_link(row["run_id"]),
             days,
             cost,
@@ -244,13 +243,18 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
-        Column("factor", "Second may cost", lambda row: shown(row["factor"]), "times the first"),
+        Column("factor", "Second may cost", _factor, "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
         text("reason", "Why not", wide=True),
     )
     none = "No two platforms did the same work, so there is no break-even price."
     return table(_break_even(found, stated), columns, "break-even", empty=none)
+
+
+def _factor(row: Row) -> Markup | str:
+    factor = row["factor"]
+    return comparisons.ratio_cell(factor.middle, factor.low, factor.high)
 
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.sections import jump_findings, loss_findings
+from scalebook.report.base.sections import jump_findings, loss_agreement, loss_findings
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import step_charts as charts
 from scalebook.report.charts.step_charts import MAX_RUNS
@@ -20,7 +18,6 @@ from scalebook.report.charts.step_charts import MAX_RUNS
 MAX_MODELS = 6  # of which curves are drawn
 MAX_BROKEN = 4  # runs that did not complete, of the MAX_RUNS of a chart
 GROWING = 0.01  # a peak of memory that rises by more after the warm-up is worth a sentence
-_SAID = re.compile(r" \((before the first step|after step \d+ of \d+)\)$")  # in a reason
 STATUS_WORDS = pl.col("status").str.replace_all("_", " ")
 TITLES = {
     "loss": "loss",
@@ -122,28 +119,13 @@ def steady_windows(data: ReportData, runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def findings(data: ReportData) -> Markup:
-    """Return what the curves show: how runs ended, where they are steady, what grows."""
+    """Return what the curves show: how losses end, where runs are steady, what grows."""
     if data.runs.is_empty():
         return paragraphs("No run could be read, so there is no curve.")
-    losses = (loss_findings(data.completed), jump_findings(data))
-    parts = (*losses, _broken(data), _steady(data), _growing(data))
+    runs = data.completed
+    losses = (loss_findings(runs), jump_findings(data), loss_agreement(runs))
+    parts = (*losses, _steady(data), _growing(data))
     return bullets(sentence for part in parts for sentence in part)
-
-
-def _broken(data: ReportData) -> Iterator[Markup]:
-    """Yield how each run ended that did not complete, and after which step."""
-    last = data.steps.group_by("run_id").agg(pl.col("step").max())
-    for row in (
-        data.unfinished.filter(pl.col("source") != "inferred")
-        .join(last, on="run_id", how="left", maintain_order="left")
-        .iter_rows(named=True)
-    ):
-        where = "before its first step" if row["step"] is None else f"after step {row['step']:,}"
-        words = "{} ({}) ended as <strong>{}</strong> {}: {}."
-        reason = _SAID.sub("", (row["reason"] or "no reason given").rstrip("."))
-        yield Markup(words).format(
-            run_link(row["run_id"]), row["label"], status_words(row["status"]), where, reason
-        )
 
 
 def _steady(data: ReportData) -> Iterator[Markup]:

@@ -31,6 +31,8 @@ from scalebook.report.base.markup import Markup, join, paragraphs, run_link, sho
 from scalebook.report.base.naming import (
     apart,
     brief,
+    devices,
+    in_words,
     model_title,
     on,
     platform_title,
@@ -41,7 +43,7 @@ from scalebook.report.base.naming import (
     units,
     with_options,
 )
-from scalebook.report.base.quantities import count, interval, listed, percent, quantity
+from scalebook.report.base.quantities import count, interval, listed, number, percent, quantity
 from scalebook.report.base.versus import Configuration, best_of, configurations, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
@@ -160,7 +162,9 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
         yield f"{runs} a rate, but no two can be compared: what they ran is not known in full."
         if "ingested" in set(data.completed["source"]):
             options = "--model NAME --platform NAME --precision bf16 --sequence-length N"
-            yield Markup(f"Say what a log does not: <code>scalebook ingest LOG {options}</code>.")
+            yield Markup(
+                f"State what a log leaves out: <code>scalebook ingest LOG {options}</code>."
+            )
 
 
 def _heading(front: Front) -> Markup:
@@ -204,7 +208,7 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout on {}: {}, {}; 95 % intervals."
+    words = "Best layout on {}: {}, {}; 95\N{NO-BREAK SPACE}% intervals."
     yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
     if len(ones) > 1:
         against = versus.verdict_on(ones[-1], ones[0])
@@ -295,9 +299,9 @@ def _jumps(front: Front) -> Iterator[Markup]:
     shown = [one for ones in front.best[:MOST_HEADLINES] for one in ones]
     jumps = sections.loss_jumps(front.data, [one.row["run_id"] for one in shown])
     each = [
-        Markup("{} {} at step {} ({:.3g} to {:.3g}, then {:.3g})").format(
+        Markup("{} {} at step {} ({} to {}, then {})").format(
             platform_title(side_name(one.row)), precision_title(one.row["precision"]),
-            jump.step, jump.before, jump.after, jump.last,
+            jump.step, *map(number, (jump.before, jump.after, jump.last)),
         )
         for one in shown
         if (jump := jumps.get(one.row["run_id"]))
@@ -348,12 +352,9 @@ def _cost(front: Front) -> Iterator[Markup]:
     before = None
     for ones in front.best[:MOST_COSTS]:
         row = ones[0].row
-        one, many = units(row["platform"])
-        gpus = f"{row['world_size']} {platform_title(row['platform'])} "
-        gpus += one if row["world_size"] == 1 else many
         what = f"1 trillion tokens of {model_title(row['model'])} on"
-        words = Markup("{} {}: {}.")
-        yield words.format("On" if row["model"] == before else what, gpus, join(map(_days, ones)))
+        first = "On" if row["model"] == before else what
+        yield Markup("{} {}: {}.").format(first, devices(row), join(map(_days, ones)))
         before = row["model"]
     yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
 
@@ -402,7 +403,7 @@ def _next(front: Front) -> Iterator[Markup]:
             rate_ = interval(
                 made.tokens_per_second_per_gpu, made.low, made.high, "tokens/s per GPU"
             )
-            words = "Predicted best on {}: {}, micro batch {}, {} (90 %). Run it."
+            words = "Predicted best on {}: {}, micro batch {}, {} (90\N{NO-BREAK SPACE}%). Run it."
             micro = found.config.micro_batch_size
             yield Markup(words).format(platform, _layout(found), micro, rate_)
             return
@@ -440,7 +441,7 @@ def _missing(front: Front) -> Markup | None:
     next_one = min(hollow, key=lambda one: one.row["model"] != best.row["model"])
     what = f"{model_title(next_one.row['model'])} on {platform_title(next_one.row['platform'])}"
     words = "Run {} of {} with more steps: its rate has no interval."
-    return Markup(words).format(linked(next_one, _short(next_one.row)), what)
+    return Markup(words).format(linked(next_one, in_words(next_one.row)), what)
 
 
 def _foreseen(front: Front, row: Row) -> Candidate | None:

@@ -38,17 +38,27 @@ from scalebook.report.charts.memory_charts import KINDS, feasibility_map
 Row = Mapping[str, Any]
 
 
+def predicted(data: ReportData) -> Iterator[Row]:
+    """Yield each run that memory was predicted for, with the predicted parts and the difference."""
+    for row in data.runs.iter_rows(named=True):
+        found, peak = data.predictions.get(row["run_id"]), row["peak_memory_gib"]
+        if found is not None and found.parts is not None:
+            total = found.parts["total"]
+            difference = None if peak is None else peak - total
+            share = None if difference is None or not total else difference / total
+            more = {"difference_gib": difference, "share": share}
+            yield {**row, **found.parts, **more, "capacity_gib": capacity(row["accelerator"])}
+
+
 def compared(data: ReportData, statuses: Sequence[str] = ()) -> pl.DataFrame:
     """Return the runs that have a measured peak and a prediction (GiB of the fullest rank)."""
-    found: list[dict[str, Any]] = []
-    for row in data.runs.iter_rows(named=True):
-        predicted = _total(data, row)
-        peak = row["peak_memory_gib"]
-        if predicted and peak is not None and (not statuses or row["status"] in statuses):
-            facts = {name: row[name] for name in ("run_id", "label", "platform", "model", "source")}
-            facts |= {"peak_memory_gib": peak, "ending": tables.status_words(row["status"])}
-            more = {"predicted_gib": predicted, "difference_gib": peak - predicted}
-            found.append(facts | more)
+    names = ("run_id", "label", "platform", "model", "source", "peak_memory_gib", "difference_gib")
+    found = [
+        {name: row[name] for name in names}
+        | {"predicted_gib": row["total"], "ending": tables.status_words(row["status"])}
+        for row in predicted(data)
+        if row["share"] is not None and (not statuses or row["status"] in statuses)
+    ]
     return pl.DataFrame(found, infer_schema_length=None)
 
 
@@ -77,12 +87,8 @@ def unbeaten(runs: pl.DataFrame) -> list[str]:
 
 
 def _total(data: ReportData, row: Row) -> float | None:
-    return (_parts(data, row) or {}).get("total")
-
-
-def _parts(data: ReportData, row: Row) -> Mapping[str, float] | None:
     found = data.predictions.get(row["run_id"])
-    return found.parts if found else None
+    return (found.parts or {}).get("total") if found else None
 
 
 def scatter(data: ReportData) -> Figure | None:
@@ -92,44 +98,35 @@ def scatter(data: ReportData) -> Figure | None:
 
 def bars(data: ReportData) -> Figures | None:
     """Return the predicted parts of each run's fullest rank, with its measured peak."""
-    found: list[dict[str, Any]] = []
-    for row in data.runs.iter_rows(named=True):
-        parts = _parts(data, row) or {}
-        facts = {name: row[name] for name in ("run_id", "label", "platform", "source")}
-        facts |= {"total_gib": parts.get("total"), "peak_memory_gib": row["peak_memory_gib"]}
-        facts["capacity_gib"] = capacity(row["accelerator"])
-        for place, part in enumerate(PARTS):
-            if part in parts:
-                found.append(facts | {"part": part, "gib": parts[part], "place": place})
+    names = ("run_id", "label", "platform", "source", "peak_memory_gib", "capacity_gib")
+    found = [
+        {name: row[name] for name in names}
+        | {"total_gib": row["total"], "part": part, "gib": row[part], "place": place}
+        for row in predicted(data)
+        for place, part in enumerate(PARTS)
+        if part in row
+    ]
     return charts.parts(found)
 
 
 def parts_table(data: ReportData) -> Markup:
     """Return prediction and measurement of each run in numbers, with the difference."""
-    found: list[dict[str, Any]] = []
-    for row in data.runs.iter_rows(named=True):
-        parts, peak = _parts(data, row), row["peak_memory_gib"]
-        if parts is not None:
-            difference = None if peak is None else peak - parts["total"]
-            share = None if difference is None else difference / parts["total"]
-            more = {"difference": difference, "share": share}
-            found.append({**row, **parts, **more, "capacity": capacity(row["accelerator"])})
     columns = (
         *(tables.RUN, tables.STATUS, tables.RAN),
         tables.plain("total", "Predicted", "GiB"),
         tables.plain("peak_memory_gib", "Measured peak", "GiB"),
-        tables.Column("difference", "Difference", _signed, "GiB"),
+        tables.Column("difference_gib", "Difference", _signed, "GiB"),
         tables.share("share", "Of the prediction", digits=2),
-        tables.plain("capacity", "Device, as sold", "GB"),
+        tables.plain("capacity_gib", "Device, as sold", "GB"),
         *(tables.plain(name, name.capitalize(), "GiB") for name in PARTS),
         tables.plain("micro_batch_size", "Micro batch"),
         tables.text("recompute", "Recomputation"),
     )
-    return tables.table(found, columns, "memory")
+    return tables.table(predicted(data), columns, "memory")
 
 
 def _signed(row: Row) -> str:
-    value = row["difference"]
+    value = row["difference_gib"]
     return number(value) if value is None or value <= 0 else f"+{number(value)}"
 
 

@@ -14,12 +14,11 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData, capacity
 from scalebook.report.base.markup import Markup, bullets, run_links
 from scalebook.report.base.naming import model_title, platform_title, precision_title
-from scalebook.report.base.quantities import count, interval, percent, quantity, times
+from scalebook.report.base.quantities import count, percent, quantity, times
 from scalebook.report.base.sections import unranked
-from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
 # Groups of one model under the same work compare across platforms.
@@ -189,7 +188,7 @@ def _peak(ranked: Sequence[Configuration]) -> Markup:
     told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens per day").format(
         row["group"],
         named(one),
-        interval(one.rate, *one.interval, row["rate_unit"]),
+        rate(one),
         mfu,
         one.derived(one.mean("tokens_per_day")),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -12,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from scalebook.facts import catalog
+from scalebook.identity import alike
 from scalebook.measure.probes import Probe
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.probes.lines import left_out, lines
@@ -251,15 +251,14 @@ def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, 
     """
     rates = known_rates([data.folder], _newest(data))[0][-MOST_RUNS:]
     probes, _ = read_probes(data.folder)
-    groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
-    for rate in rates:
-        if not run_ids or rate.run_id in run_ids:
-            groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
-    asked = {own for _, own in groups} if run_ids else set[str]()
+    wanted = [rate for rate in rates if not run_ids or rate.run_id in run_ids]
+    groups = alike(wanted, _configuration)
+    asked = {_configuration(same[0])[1] for same in groups} if run_ids else set[str]()
     labels = dict(data.runs.select("run_id", "label").iter_rows())
     made: dict[str, Predictor] = {}
     found: list[Compared] = []
-    for (platform, own), same in [*groups.items()][-MOST_CONFIGURATIONS:]:
+    for same in groups[-MOST_CONFIGURATIONS:]:
+        platform, own = _configuration(same[0])
         if not asked or platform not in made:
             apart = asked or {own}
             made[platform] = predictor(
@@ -271,6 +270,10 @@ def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, 
         if made[platform].fitted.samples:
             found.append(_compared(made[platform], platform, same, labels))
     return tuple(sorted(found, key=lambda one: -abs(one.error)))
+
+
+def _configuration(rate: KnownRate) -> tuple[str, str]:
+    return rate.config.platform, configuration(rate.config, rate.ran)
 
 
 def _compared(
@@ -315,7 +318,7 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
     yield (
         f"Half of {count(len(ones), 'configuration')} are predicted within "
         f"{percent(median(errors))} of the measured step time; "
-        f"{held} of {len(ones)} lie in their 90 % interval."
+        f"{held} of {len(ones)} lie in their 90\N{NO-BREAK SPACE}% interval."
     )
     families = _families(ones)
     several = {name: same for name, same in families.items() if len(same) >= 3}
@@ -330,10 +333,7 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
 
 
 def _families(ones: Sequence[Compared]) -> dict[str, list[Compared]]:
-    found: dict[str, list[Compared]] = defaultdict(list)
-    for one in ones:
-        found[_family(one)].append(one)
-    return found
+    return {_family(same[0]): same for same in alike(ones, _family)}
 
 
 def _family(one: Compared) -> str:

@@ -215,7 +215,7 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
             number(min(same)),
             number(max(same)),
             number(median(same)),
-            above,
+            above or "none",
         )
 
 

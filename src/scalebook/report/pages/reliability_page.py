@@ -138,16 +138,24 @@ def failure_kinds(failed: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     kinds = alike(failed.iter_rows(named=True), _failure)
     for same in sorted(kinds, key=lambda same: -len(same)):
         first = same[0]
-        words = first["reason"] or first["cause"] or "no reason recorded"
-        if len(same) > 1 and first["cause"]:
-            words = f"Cause: {first['cause'].replace('_', ' ').replace('gpu', 'GPU')}"
+        cause = _cause(first)
+        words = first["reason"] or cause or "no reason recorded"
+        if len(same) > 1 and cause:
+            words = f"Cause: {cause.replace('_', ' ').replace('gpu', 'GPU')}"
         yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 
 def _failure(run: Row) -> tuple[str, ...] | None:
     """Return the kind of a run's failure; None where its record says nothing of it."""
-    what = run["cause"] or run["reason"]
-    return (run["status"], "cause" if run["cause"] else "reason", what) if what else None
+    cause = _cause(run)
+    what = cause or run["reason"]
+    return (run["status"], "cause" if cause else "reason", what) if what else None
+
+
+def _cause(run: Row) -> str | None:
+    """Return the recorded cause; older records of a GPU that ran out of memory have none."""
+    older = run["status"] == "out_of_memory" and run["platform"] not in (None, "cpu")
+    return run["cause"] or ("gpu_memory" if older else None)
 
 
 def statuses(data: ReportData) -> Markup:

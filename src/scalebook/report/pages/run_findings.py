@@ -16,14 +16,14 @@ from scalebook.report.base.markup import (
     callout,
     join,
     opened,
+    paragraphs,
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import convention_title, in_words, precision_title, sentence
-from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
-from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
-from scalebook.report.base.versus import Configuration, configurations, rate, verdict_on
-from scalebook.report.pages.reliability_page import failures
+from scalebook.report.base.naming import sentence
+from scalebook.report.base.quantities import NONE, count, interval, percent, times
+from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
+from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 
 Row = Mapping[str, Any]
 Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
@@ -122,47 +122,6 @@ def _contested(best: Configuration, second: Configuration, beginning: Markup) ->
         yield Markup(words).format(beginning, verdict.advice or "")
 
 
-def peaks(runs: pl.DataFrame) -> Iterator[Markup]:
-    """Yield what the MFU of these sentences is counted by and divided by."""
-    columns = ("flops_convention", "peak_precision", "peak_tflops_per_second", "accelerator")
-    for row in runs.drop_nulls("mfu").select(columns).unique(maintain_order=True).to_dicts():
-        words = "MFU on {} is by {} over its dense {} peak of {}, steady steps only."
-        peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
-        yield Markup(words).format(
-            row["accelerator"],
-            convention_title(row["flops_convention"]),
-            precision_title(row["peak_precision"]),
-            peak,
-        )
-
-
-def repeats(runs: pl.DataFrame) -> Iterator[Markup]:
-    """Yield the rate of all repeats together of each configuration that has repeats.
-
-    A group of one configuration has that rate in its own sentence.
-    """
-    for _, group in runs.drop_nulls("rate").group_by("group", maintain_order=True):
-        ranked = configurations(group.iter_rows(named=True))
-        for one in ranked if len(ranked) > 1 else ():
-            if len(one.estimates) > 1:
-                words = (
-                    "<strong>{}</strong>: {} of {} together reached {}, the spread from run to "
-                    "run counted."
-                )
-                many = count(len(one.estimates), "repeat")
-                yield Markup(words).format(one.row["group"], many, named(one), rate(one))
-
-
-def named(one: Configuration) -> Markup:
-    """Return a configuration in a sentence: what it is called and links to its runs."""
-    words = "{} ({})"
-    if one.left_out:
-        words = "{} ({}; without an interval and left out: {})"
-    left_out = run_links(row["run_id"] for row in one.left_out)
-    ids = join(run_link(run_id) for run_id in _ids(one))
-    return Markup(words).format(in_words(one.row), ids, left_out)
-
-
 def failed(data: ReportData) -> Markup:
     """Return the runs that gave no result, each with its reason and the end of its log."""
 
@@ -182,25 +141,16 @@ def failed(data: ReportData) -> Markup:
     return tables.table(reasons.iter_rows(named=True), columns, "failed", empty=none)
 
 
-def folded(data: ReportData) -> Markup:
-    """Return what is behind the first screen: findings, warnings, runs, those without a result."""
-    folds = (
-        ("Findings, group by group", findings(data)),
-        ("Before you use these numbers", warnings(data)),
-        (count(data.runs.height, "run"), tables.overview(data.runs)),
-        ("Runs without a result", failed(data)),
+def behind(data: ReportData) -> Markup:
+    """Return what is behind the first screen: warnings, and where findings and runs are."""
+    box = warnings(data)
+    fold = '<details class="sb-fold"><summary>Before you use these numbers</summary>{}</details>'
+    links = (
+        'The findings of each group and every run are on the page <a href="throughput.html">'
+        'Throughput and MFU</a>, what failed is on <a href="reliability.html">Reliability</a>.'
     )
-    rest = Markup("").join(
-        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one)
-        for title, one in folds
-        if one
-    )
-    return Markup("<h2>Behind these answers</h2>{}").format(rest)
-
-
-def findings(data: ReportData) -> Markup:
-    """Return the findings as a list: an item per group of comparable runs, losses, failures."""
-    return bullets(_items(data))
+    shown = Markup(fold).format(box) if box else Markup("")
+    return Markup("<h2>Behind these answers</h2>") + shown + paragraphs(Markup(links))
 
 
 def winners(data: ReportData) -> Iterator[Markup]:
@@ -211,18 +161,10 @@ def winners(data: ReportData) -> Iterator[Markup]:
 
 
 def throughput(data: ReportData) -> Markup:
-    """Return the winner of each group, and the runs that are not compared."""
+    """Return the winner of each group, runs that did not learn, and those not compared."""
     none = "No run completed with a throughput."
-    return bullets([*winners(data), *unranked(data)], empty=none)
-
-
-def _items(data: ReportData) -> list[Markup]:
-    items = [*winners(data)]
-    if data.completed.is_empty():
-        items = [Markup("No run completed with a throughput, so there is no winner to name.")]
-    else:
-        items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
-    return [*items, *unranked(data), *failures(data)]
+    said = (*rising_losses(data.completed), *winners(data), *unranked(data))
+    return bullets(said, empty=none)
 
 
 def _commits(data: ReportData) -> dict[str, str]:

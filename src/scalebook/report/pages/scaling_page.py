@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,13 @@ from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.html_tables import plain, share, text
 from scalebook.report.base.html_tables import table as html_table
-from scalebook.report.base.markup import Markup, bullets, join, run_links
+from scalebook.report.base.markup import Markup, bullets, join, opened, run_links
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.scaling_series import ScalingSeries, point
-from scalebook.report.charts import Figures, against_ideal
-from scalebook.report.charts import efficiency as efficiency_chart
+from scalebook.report.charts import Figures, by_size
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.scaling_charts import fitted
-from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 from scalebook.settings import names
 
 Row = Mapping[str, Any]
@@ -135,18 +133,23 @@ def _with_law(found: Sequence[ScalingSeries]) -> list[tuple[Arm, FittedLaw]]:
 
 
 def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
-    """Yield each law, then what limits the projections, once for all laws that it limits."""
-    limits: dict[str, int] = {}
+    """Yield each law, then why others have none, and what limits the projections, each once."""
+    limits: Counter[str] = Counter()
+    silent: dict[str, list[str]] = {}
     for arm in arms(found):
-        head = Markup("<strong>{}</strong>: ").format(arm.title)
         law = arm.law()
         if isinstance(law, str):
-            yield head + Markup("nothing is fitted or projected. {}").format(law)
+            silent.setdefault(law, []).append(arm.title)
         else:
+            head = Markup("<strong>{}</strong>: ").format(arm.title)
             yield head + join(_law_words(arm, law), " ")
             reach = arm.project(arm.sizes[-1]).limit_world_size
             if refused := arm.project(2 * reach).reason:
-                limits[refused] = limits.get(refused, 0) + 1
+                limits[refused] += 1
+    for why, titles in silent.items():
+        words = "Nothing is fitted or projected for {}. {} {}"
+        those = opened("These sets", join(titles, "; "))
+        yield Markup(words).format(count(len(titles), "set of runs", "sets of runs"), why, those)
     for refused, many in limits.items():
         yield Markup("Limit of {}: {}").format(count(many, "projection"), refused)
 
@@ -169,7 +172,7 @@ def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
 def _projected(one: Projection, arm: Arm) -> Markup:
     if one.reason is not None or one.low is None:
         return Markup("Nothing is projected to {}: {}").format(one.world_size, one.reason)
-    top = quantity(one.high, "tokens/s") if one.high is not None else "no upper bound"
+    top = number(one.high) if one.high is not None else "no upper bound"
     return Markup(
         "It is projected to {} {} at most, which nobody has measured: {} ({} to {}), an "
         "efficiency of {}."
@@ -177,7 +180,7 @@ def _projected(one: Projection, arm: Arm) -> Markup:
         one.world_size,
         arm.many,
         quantity(one.tokens_per_second, "tokens/s"),
-        quantity(one.low, "tokens/s"),
+        number(one.low),
         top,
         percent(one.scaling_efficiency),
     )
@@ -248,27 +251,11 @@ def projections(found: Sequence[ScalingSeries]) -> Markup:
     return html_table(rows, columns, "projections")
 
 
-def throughput(found: Sequence[ScalingSeries]) -> Figures | None:
-    """Return a chart of throughput against the ideal for each series; None where there is none."""
-    return _charts(found, against_ideal)
-
-
-def efficiency(found: Sequence[ScalingSeries]) -> Figures | None:
-    """Return a chart of efficiency for each series; None where there is none."""
-    return _charts(found, efficiency_chart)
-
-
-def speedup(found: Sequence[ScalingSeries]) -> Figures | None:
-    """Return a chart of speed-up over the base for each series; None where there is none."""
-    return _charts(found, speedup_chart)
-
-
-def _charts(
-    found: Sequence[ScalingSeries], chart: Callable[[pl.DataFrame, str], Figure]
-) -> Figures | None:
+def charts(found: Sequence[ScalingSeries], field: str) -> Figures | None:
+    """Return a chart of a field by size for each series; None where there is none."""
     drawn = found[:MOST_SERIES]
     return Figures.of(
-        (item.group, chart(item.points, units(item.base["platform"])[1])) for item in drawn
+        (item.group, by_size(item.points, units(item.base["platform"])[1], field)) for item in drawn
     )
 
 

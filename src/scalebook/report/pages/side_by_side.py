@@ -27,6 +27,7 @@ from scalebook.report.base.comparisons import (
     basis_rows,
     divided,
     pairs,
+    ratio,
     ratio_cell,
     work,
 )
@@ -200,10 +201,9 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
     names = (one.a.name, one.b.name)
     if verdict.ratio < 1:  # the faster side is named first
         names, verdict = names[::-1], verdict.turned
-    ends = (verdict.ratio, verdict.low, verdict.high)
-    most = " The largest difference: {} is {:.3f} ({:.3f} to {:.3f}) times as fast as {}, {}, {}."
+    most = " The largest difference: {} is {} as fast as {}, {}, {}."
     return sentence + Markup(most).format(
-        names[0], *ends, names[1], model_title(pair.a.row["model"]), work(pair.a.row)
+        names[0], ratio(verdict), names[1], model_title(pair.a.row["model"]), work(pair.a.row)
     )
 
 

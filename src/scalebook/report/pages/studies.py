@@ -47,7 +47,7 @@ from scalebook.report.base.naming import (
     units,
     verb,
 )
-from scalebook.report.base.quantities import change, count, duration, percent, times
+from scalebook.report.base.quantities import change, count, duration, number, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, best_of, configurations, gain, linked, rate
 from scalebook.report.charts import css_charts as marks
@@ -556,13 +556,14 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
     chosen = max(groups, key=len)
     losses = [row["loss_last"] for row in chosen]
     low, high = min(losses), max(losses)
-    words = "{} of {} end within {} of one loss ({:.5g} to {:.5g})."
+    words = "{} of {} end within {} of one loss ({} to {})."
     many, model = count(len(chosen), "run"), model_title(chosen[0]["model"])
-    verdict = Markup(words).format(many, model, percent(high / low - 1, 2), low, high)
+    ends = (number(low, 5), number(high, 5))
+    verdict = Markup(words).format(many, model, percent(high / low - 1, 2), *ends)
     base = chosen[0]["loss_last"]
     drawn = [
         runs.dot(row, row["name"], 100 * (row["loss_last"] / base - 1), NO_ENDS,
-                 f"{row['loss_last']:.5g}")
+                 number(row["loss_last"], 5))
         for row in chosen[:MOST_ROWS]
     ]  # fmt: skip
     chart = marks.bars(drawn, "last loss, and its difference from the first run, %")

@@ -10,6 +10,7 @@ import polars as pl
 
 from scalebook import predict
 from scalebook.facts.flops import DEFAULT_CONVENTION
+from scalebook.identity import alike
 from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.measure.diagnosis import Diagnosis, Finding
 from scalebook.record import number_of, object_of, text_of
@@ -99,10 +100,7 @@ def causes_overview(found: Sequence[Diagnosis]) -> Markup:
     """Return the largest causes, each with its runs, and what more to measure."""
     sized = [one for one in found if one.findings and one.findings[0].step_fraction]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
-    largest: dict[str, list[Diagnosis]] = {}
-    for one in sized:
-        largest.setdefault(one.findings[0].rule, []).append(one)
-    items = [_largest(cause, runs) for cause, runs in largest.items()]
+    items = [*map(_largest, alike(sized, lambda one: one.findings[0].rule))]
     more = by_cause((text, one.run_id) for one in found for text in one.missing)
     items += [Markup("{} ({})").format(typed(words), run_links(ids)) for words, ids in more]
     return bullets(items, empty="No rule found a cause in what these runs measured.")
@@ -113,10 +111,10 @@ def costly(one: Diagnosis) -> list[Finding]:
     return [found for found in one.findings if found.step_fraction != 0][:MOST_FINDINGS]
 
 
-def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
+def _largest(runs: Sequence[Diagnosis]) -> Markup:
     """Return a cause with the runs in which it is the largest, and what it does in the first."""
     first, says = run_link(runs[0].run_id), sentence(runs[0].findings[0].says)
-    name = cause.replace("_", " ").capitalize()
+    name = runs[0].findings[0].rule.replace("_", " ").capitalize()
     if len(runs) == 1:
         return Markup("<strong>{}</strong>, the largest cause in {}: {}").format(name, first, says)
     words = "<strong>{}</strong>, the largest cause in {}, most in {}: {} Also in {}."

@@ -24,12 +24,10 @@ from scalebook.report.base.naming import (
     model_title,
     parted,
     platform_title,
-    precision_title,
     sentence,
-    sequence_words,
     setting_words,
-    split_name,
     titled,
+    work_words,
 )
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
 from scalebook.report.pages.throughput_page import PARTS, costly, diagnoses
@@ -105,7 +103,7 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         "id": run_id,
         "anchor": anchor(run_id),
         "title": f"{model_title(row['model'])} on {platform_title(row['platform'])}",
-        "subtitle": _work(row),
+        "subtitle": work_words(row),
         "status": f"{row['status']} · {row['source']}".replace("_", " ").capitalize(),
         "reason": row["reason"] or row["throughput_reason"] or "",
         "results": [list(pair) for pair in _results(row)],
@@ -135,12 +133,6 @@ def _parts(found: Diagnosis) -> list[tuple[str, float]]:
         for one in known
         if one.step_fraction
     ]
-
-
-def _work(row: Row) -> str:
-    """Return what a run is compared by, and its configuration."""
-    precision = precision_title(row["precision"]) or "unknown precision"
-    return f"{precision}, {sequence_words(row)} · {row['name'] or split_name(row)}"
 
 
 def _setting(value: object) -> str:
