@@ -21,6 +21,7 @@ COLUMN_OF = columns("iteration-line")
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
 _TIMES = {"elapsedtimeperiteration", "iterationtime", "timeperiteration"}
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
+_IN_UNITS = ("tflops_per_gpu", "device_gib")  # a letter behind them is no factor
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
 
@@ -82,7 +83,7 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
         return
     figure = _SPACE.sub("", value)
     plain = number(figure)
-    value = scaled(figure) if column[0] == "consumed_tokens" else plain  # 1.25B
+    value = plain if column[0] in _IN_UNITS else scaled(figure)  # 1.25B
     row[column[0]] = value * column[1]
     digits(column[0], figure, column[1] * (value / plain if value else 1.0))
 
@@ -127,6 +128,8 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
     for text in line[found.end() :].rstrip().split("|")[:-1]:
         name, value = _split(text)
         column = column_of(key_of(name))
+        if column and column[0] not in _IN_UNITS and scaled(value) != number(value):
+            return None  # with a factor behind it
         if column is None or column[0] in taken:
             pattern += r"[^|\n]*+\|"
         else:
