@@ -458,3 +458,26 @@ def test_records_of_one_length_are_not_pieces_of_a_wrapped_line(tmp_path):
     (log := tmp_path / "a.log").write_text("\n".join([*lines, "grad norm: 2.5 | done", ""]))
     (job,) = read(log)
     assert (job["n_records"], job["loss_first"], job["loss_last"]) == (3, 8.5, 6.5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bridge_wrapped.log", "key_value.log", "megatron_2024.log", "nanochat.log", "nemo2.log",
+     "prime_rl_comma.log", "torchtitan.log"],
+)  # fmt: skip
+def test_a_log_that_is_cut_off_has_no_figure_that_the_whole_one_lacks(tmp_path, name):
+    text, copy = (LOGS / name).read_text("utf-8"), tmp_path / name
+    copy.write_text(text, "utf-8")
+    known = {(row["step"], column, value) for row in rows(copy) for column, value in row.items()}
+    for end in range(len(text) // 2, len(text), 7):
+        copy.write_text(text[:end], "utf-8")
+        cut = {(row["step"], column, value) for row in rows(copy) for column, value in row.items()}
+        assert {one for one in cut - known if one[1] not in ("clock", "seconds")} == set(), end
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    """Return the steps of a file, column by column."""
+    with suppress(IngestError):
+        tables = [job.table for job in logs.read(path).jobs]
+        return [table.row(index) for table in tables for index in range(len(table))]
+    return []

@@ -363,4 +363,4 @@ class Unwrapped(Source):
         yield "".join(
             line + ("\n", between)[bool(self.joins) and one]
             for line, one in zip(lines, on, strict=True)
-        )
+        )[:-1]

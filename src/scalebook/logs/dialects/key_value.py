@@ -197,7 +197,7 @@ class Verl(LineDialect):
         if found is None:  # a terminal wrapped the record
             for column in row.keys() - before.keys():
                 self.out.job.table.amend(column, row[column])
-        elif row and not (self.cut and "seconds" not in row):
+        elif row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
             head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
             self.out.step(head | row)
             self._row = row
