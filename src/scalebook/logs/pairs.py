@@ -73,7 +73,9 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
         job.note(f"No step time is printed, and the {origin} are too coarse for one.")
         return
     job.table.set_column("seconds", seconds)
+    usual = statistics.median(each for each in seconds if each > 0)
     job.details["seconds_from"] = origin
+    job.details["seconds_within"] = usual * resolution / spans[len(spans) // 2]
     job.note(f"No step time is printed: it is the difference of {origin}.")
 
 

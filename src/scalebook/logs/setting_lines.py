@@ -91,14 +91,17 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
     "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
-    "oading base model", "model: ",
+    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
     r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
-_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+# A variable of the script that starts the trainer: MBS=4 \
+_VARIABLE = re.compile(r"^\s*(?:export )?([A-Z][A-Z_]+)=(\d{1,9})(?: *\\)?\s*$")
+_VARIABLES = names("variables")
 _SPOKEN = re.compile(
     r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:global|micro) BS"
     r"|(?:sequence|seq|context) length)"
@@ -150,6 +153,9 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     for name, digits in _SPOKEN.findall(line):
         if integer(digits.replace(",", "")):
             yield SIZES[name.lower().replace(" ", "_")], integer(digits.replace(",", ""))
+    variable = _VARIABLE.match(line)
+    if variable and variable[1] in _VARIABLES and integer(variable[2]):
+        yield _VARIABLES[variable[1]], integer(variable[2])
     if model := model_in(line):
         yield "model", model
     if "torchrun " in line and "nproc" in line and "nnodes" not in line:

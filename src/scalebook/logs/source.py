@@ -337,13 +337,13 @@ _NARROWEST = 60  # characters of a terminal that wraps lines
 class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together.
 
-    ``where`` it was wrapped: at the ``width``, between ``words``, or behind ``bars``.
+    ``where`` it was wrapped: at the ``width``, between ``words``, or at ``bars``.
     """
 
     where: str = "width"
 
     def texts(self) -> Iterator[str]:
-        """Yield the text; a line continues if it is full, had no room left or ends in a bar."""
+        """Yield the text; a line continues if it is full, had no room left or ends at a bar."""
         lines = "".join(Source.texts(self)).split("\n")
         width = max(map(len, lines))
         words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
@@ -355,9 +355,14 @@ class Unwrapped(Source):
                 for line, word in zip(lines, words, strict=True)
             ]
         else:
-            on = [line.rstrip().endswith("|") for line in lines]
-        pairs = [(a[:3], b[:3]) for a, b, one in zip(lines, lines[1:], on, strict=False) if one]
-        alike = sum(first == second for first, second in pairs)  # each is a record
+            following = [*lines[1:], ""]
+            on = [
+                line.rstrip().endswith("|") or after.lstrip("#> ").startswith("| ")
+                for line, after in zip(lines, following, strict=True)
+            ]
+        starts = [line.lstrip()[:3] for line in lines]
+        both = zip(starts, starts[1:], on, strict=False)
+        alike = sum(one and first == second for first, second, one in both)  # each is a record
         self.joins = sum(on) if sum(on) > 1 and 2 * alike <= sum(on) else 0
         between = " " if self.where == "words" else ""
         yield "".join(

@@ -215,7 +215,7 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     for where in ("width", "words", "bars"):
         source = Unwrapped(path, where=where)
         text = "".join(source.texts())
-        if found.empty or (source.joins and where != "bars"):
+        if source.joins or found.empty:
             again = _read(path, source, dialect or recognise([text]))
             found = max(found, again, key=_figures)
     return found
