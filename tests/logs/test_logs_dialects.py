@@ -1816,11 +1816,11 @@ def test_samples_of_nvidia_smi_without_a_header_are_in_the_usual_order(tmp_path)
 
 
 def test_a_length_does_not_follow_from_a_clock_that_is_too_coarse(tmp_path):
-    # 4,112 tokens/s x 0.503 s is 2,068.3 +- 4.1: many whole numbers, and no multiple of 128
+    # 4,113 tokens/s x 0.503 s is 2,068.8 +- 4.1: many whole numbers, and no multiple of 128
     text = "$ ./run.sh --training.global_batch_size=1\nBuilding device mesh with ['dp'], [1]\n"
     for n in range(4):
         clock = f"2026-01-01 10:00:0{503 * n // 1000},{503 * n % 1000:03d}"
-        text += f"[titan] {clock} - root - INFO - step: {n + 1}  loss: 8.5  tps: 4,112\n"
+        text += f"[titan] {clock} - root - INFO - step: {n + 1}  loss: 8.5  tps: 4,113\n"
     found = read(tmp_path, text)
     assert found["step_seconds_median"] == pytest.approx(0.503)
     assert told(found, G, W, S) == (1, 1, None)
