@@ -1824,3 +1824,43 @@ def test_a_length_does_not_follow_from_a_clock_that_is_too_coarse(tmp_path):
     found = read(tmp_path, text)
     assert found["step_seconds_median"] == pytest.approx(0.503)
     assert told(found, G, W, S) == (1, 1, None)
+
+
+def test_a_whole_iteration_line_without_any_time_is_a_record(tmp_path):
+    line = " iteration {n}/ 9 | consumed samples: {n}00 | lm loss: {n}.5E+00 | grad norm: 1.5 |\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=9))
+    assert told(found, "n_records", "loss_last", "step_seconds_median") == (2, 9.5, None)
+    cut = " iteration 9/ 9 | lm loss: 9.5E+00 | elapsed time per iteration (ms): \n"
+    assert read(tmp_path, line.format(n=1) + cut)["n_records"] == 1
+
+
+@pytest.mark.parametrize(("records", "first", "last"), [(12, 1, 12), (11, None, None)])
+def test_epochs_that_are_too_coarse_for_steps_hide_no_record(tmp_path, records, first, last):
+    banner = "    Total batch size = 8 | Total steps = 12\n"
+    entry = "{{'loss': {loss}, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+    dicts = [entry.format(loss=9.5 - n / 4, epoch=round(n / 300, 2)) for n in range(1, records + 1)]
+    end = "{'train_runtime': 60.5, 'train_loss': 5.5, 'epoch': 0.04}\n"
+    for bar in ("", " 12/12 [01:00<00:00, 5.00s/it]\n"):
+        found = read(tmp_path, banner + "".join(dicts) + bar + end)
+        assert told(found, "n_records", "first_step", "last_step") == (records, first, last)
+
+
+def test_several_losses_of_torchtune_may_stand_in_a_line(tmp_path):
+    found = read(tmp_path, "1|1|Loss: 2.5   1|4|Loss: 2.25\n2|10|Loss: 1.5   2|17|Loss: 1.25\n")
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (4, 1, 17, 1.25)
+
+
+def test_a_loss_with_a_gradient_is_a_record_and_one_of_a_validation_is_none(tmp_path):
+    line = "step {n} | epoch 1 | loss {n}.5 | grad_norm 1.5 | num_label_tokens 645\n"
+    text = "".join(line.format(n=n) for n in (5, 6, 7))
+    found = read(tmp_path, text + "[val] step 6 | loss 9.5 -> [val] step 7 | loss 9.0\n")
+    assert told(found, "n_records", "last_step", "loss_last") == (3, 7, 7.5)
+
+
+def test_a_dump_of_sizes_without_a_step_is_a_run_that_printed_none(tmp_path):
+    dump = "  batch_size ....... 4\n  seq_length ....... 512\n  world_size ....... 8\n"
+    found = read(tmp_path, dump)
+    assert told(found, "n_records", "status", W, M, S) == (0, "interrupted", 8, 4, 512)
+    (few := tmp_path / "b.log").write_text("  world_size ....... 8\n")
+    with pytest.raises(IngestError, match="not a known log"):
+        summaries(few, {})

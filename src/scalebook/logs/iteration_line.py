@@ -91,6 +91,8 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
 def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:
     """Return the row of an iteration line; None if it is another or its step time is incomplete.
 
+    A whole line that has a loss and no time at all is a record.
+
     ``cut``: the text ends inside this line, so that its last field may lack digits. ``digits``
     is told every figure as printed.
     """
@@ -106,8 +108,8 @@ def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | N
         fields = before.split("|")[:-1] + fields
     for text in fields[:64]:
         _field(text, row, digits)
-    seconds = row.get("seconds", MISSING)
-    return row if seconds > 0 else None
+    whole = not cut and line.rstrip().endswith("|") and "seconds" not in row
+    return row if row.get("seconds", 0) > 0 or (whole and "loss" in row) else None
 
 
 def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, float]]] | None:
@@ -331,7 +333,7 @@ class IterationDialect(LineDialect):
     def _emit(self, row: dict[str, float], total: int | None, world: int | None = None) -> None:
         if self._step_time is not None:
             seconds, tflops = self._step_time
-            if abs(seconds - row["seconds"]) <= max(0.006, 0.02 * row["seconds"]):
+            if abs(seconds - row.get("seconds", MISSING)) <= max(0.006, 0.02 * seconds):
                 row.setdefault("tflops_per_gpu", tflops)
             self._step_time = None
         self.out.step(row, total=total, world=world)

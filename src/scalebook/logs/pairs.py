@@ -130,6 +130,7 @@ _BARE = re.compile(
     r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
 )
 _BARE_TIME = re.compile(r"\| ([\d.]{1,12})s \|")
+_EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 
 
@@ -214,6 +215,8 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     """Return the columns of a line and the steps in all; no step where it states none."""
     row: dict[str, float] = {}
     if len(line) > _LONGEST_PAIRS or not any(one in line for one in ("oss", "LOSS", "Reward")):
+        return row, None
+    if "[" in line and _EVALUATES.search(line):
         return row, None
     bar, _, behind = line.rpartition("]")
     drawn = bar_state(bar) if "oss" in behind else None  # before the record

@@ -336,7 +336,7 @@ class Pairs(LineDialect):
                 count = count + 1 if step > last else int("step" in row)
                 last = step if "step" in row else last
             elif "loss" in row and row.get("step", MISSING) > last:
-                record = total or "learning_rate" in row or clock_of(line) > 0
+                record = total or row.keys() & {"learning_rate", "grad_norm"} or clock_of(line) > 0
                 other += 1.0 if record else 0.6 * (row["loss"] != before)  # prose repeats itself
                 last, before = row["step"], row["loss"]
             if count >= cls._FEWEST or max(without, other) >= cls._FEWEST_COUNTED:

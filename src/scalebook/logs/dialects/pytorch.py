@@ -107,11 +107,10 @@ class Torchtune(LineDialect):
         return True
 
     def _bar(self, line: str) -> bool:
-        found = _BAR.search(line) if "|Loss: " in line else None
-        if found is None:
-            return False
-        if not self._rate and integer(found[2]) != self._last:
-            self._last = integer(found[2])
-            row = {"step": float(found[2]), "loss": float(found[3]), "seconds": bar_seconds(line)}
-            self.out.step(row)
-        return True
+        found = list(_BAR.finditer(line)) if "|Loss: " in line else []
+        for bar in found:
+            if not self._rate and integer(bar[2]) != self._last:
+                self._last = integer(bar[2])
+                row = {"step": float(bar[2]), "loss": float(bar[3])}
+                self.out.step(row | {"seconds": bar_seconds(line)} if len(found) == 1 else row)
+        return bool(found)

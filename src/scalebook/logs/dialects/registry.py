@@ -100,7 +100,9 @@ class FileContent:
                 and job.ending
                 and job.ending.status in _FAILURES
             )
-            or (log and job.finished and "world_size" in job.settings)  # it printed no step
+            or (  # it printed no step
+                log and "world_size" in job.settings and (job.finished or len(job.settings) >= few)
+            )
             for job in self.jobs
         )
 
