@@ -185,18 +185,24 @@ class Verl(LineDialect):
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
     _COLUMNS: ClassVar = names("verl")
+    _row: dict[str, float] | None = None  # of the line before
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
         found = self._RECORD.search(line) if "step:" in line else None
-        if found is None:
+        before, self._row = self._row or {}, None
+        if found is None and not (before and " - " in line):
             return False
-        pairs = self._PAIR.findall(line[found.end() :])
-        cells = {key.strip(" -"): number(value) for key, value in pairs}
+        text = line[found.end() :] if found else line
+        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(text)}
         row = {ours: cells[key] for key, ours in reversed(self._COLUMNS.items()) if key in cells}
-        if row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
+        if found is None:  # a terminal wrapped the record
+            for column in row.keys() - before.keys():
+                self.out.job.table.amend(column, row[column])
+        elif row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
             head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
             self.out.step(head | row)
+            self._row = row
         return True
 
 
