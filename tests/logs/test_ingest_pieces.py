@@ -713,6 +713,6 @@ def test_one_line_that_is_longer_than_the_others_was_not_wrapped(tmp_path):
         path.write_text("\n".join(lines))
         return "".join(Unwrapped(path).texts())
 
-    assert unwrapped("a" * 60, "b", "c") == "\n".join(["a" * 60, "b", "c", ""])
-    assert unwrapped("a" * 60, "b" * 60, "c") == "a" * 60 + "b" * 60 + "c\n"
-    assert unwrapped("a" * 59, "b" * 59, "c") == "\n".join(["a" * 59, "b" * 59, "c", ""])
+    assert unwrapped("a" * 60, "b", "c") == "\n".join(["a" * 60, "b", "c"])
+    assert unwrapped("a" * 60, "b" * 60, "c") == "a" * 60 + "b" * 60 + "c"
+    assert unwrapped("a" * 59, "b" * 59, "c") == "\n".join(["a" * 59, "b" * 59, "c"])

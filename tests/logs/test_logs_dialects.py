@@ -1728,3 +1728,139 @@ def test_sizes_may_be_said_in_short(tmp_path):
     found = read(tmp_path, text + "Seq Length: 4096\nMicro BS: 2\nGlobal BS: 6\n")
     names = ("sequence_length", "micro_batch_size", "global_batch_size")
     assert told(found, *names) == (4096, 2, 6)
+
+
+def test_quoted_blocks_at_another_pace_behind_a_gap_are_other_runs(tmp_path):
+    line = "step {n} | epoch 1 | loss {loss} | mem 9.00 GiB | tps {tps}.50({tps}.25/gpu)\n"
+
+    def page(*blocks: str) -> list[dict[str, Any]]:
+        path = tmp_path / "a.md"
+        path.write_text("".join(f"## Run\n```\n{block}```\n" for block in blocks))
+        return summaries(path, {})
+
+    def block(first: int, loss: float, tps: int) -> str:
+        steps = range(first, first + 3)
+        return "".join(line.format(n=n, loss=loss - n / 1000, tps=tps) for n in steps)
+
+    first = block(30, 2.0, 4000)
+    jobs = page(first, block(90, 1.5, 6000))
+    assert [told(job, "first_step", "last_step", "n_records") for job in jobs] == [
+        (30, 32, 3), (90, 92, 3),
+    ]  # fmt: skip
+    assert [job["tokens_per_second_per_gpu_median"] for job in jobs] == [4000.25, 6000.25]
+    assert len(page(first, block(90, 3.0, 4000))) == 2  # the loss of a training does not rise so
+    assert len(page(first, block(90, 1.5, 4000))) == 1  # goes on
+    assert len(page(first, block(33, 1.5, 6000))) == 1  # no gap: another node, as fast as it is
+    assert len(page(first, line.format(n=90, loss=1.5, tps=9000))) == 1  # one record is no pace
+
+
+def test_a_step_with_its_share_of_all_steps_is_a_step(tmp_path):
+    line = (
+        "step: {n}/50 = {share}.0000%  loss:  8.5  memory: 9.00GiB(20.00%)  tps: 4,096  mfu: 3%\n"
+    )
+    found = read(tmp_path, line.format(n=40, share=80) + line.format(n=50, share=100))
+    assert told(found, "n_records", "last_step", "status") == (2, 50, "completed")
+
+
+def test_lines_that_begin_or_end_with_a_bar_belong_together(tmp_path):
+    nemo = (
+        "# job/0 Training epoch 0, iteration 1{n}/14 | lr: 1e-06 | global_batch_size: 64\n"
+        "# | reduced_train_loss: 8.5 | train_step_timing in s: 2.5\n# | TFLOPS_per_GPU: 500.0\n"
+    )
+    found = read(tmp_path, nemo.format(n=0))
+    assert told(found, "n_records", "step_seconds_median", "loss_first") == (1, 2.5, 8.5)
+    patch = (
+        "    iteration        1/      50 | elapsed time per iteration (ms): 2000.0 |\n"
+        "    memory usage/free/total: 9.00GiB/9.00GiB(50.00%) | loss: 8.5E+00 |\n"
+        "    tokens per GPU (tokens/s/GPU): 4096.5 | grad norm: 1.5 |\n"
+    )
+    found = read(tmp_path, patch)
+    assert told(found, "n_records", "loss_first") == (1, 8.5)
+    assert found["tokens_per_second_per_gpu_median"] == 4096.5
+
+
+@pytest.mark.parametrize(
+    ("said", "sizes"),
+    [
+        ("MBS=3 \\\nGBS=24 \\\nTP=2 \\\nexport SEQ_LENGTH=512\n", {M: 3, G: 24, T: 2, S: 512}),
+        ("$ SEQ_LENGTH=512 PP=2 ./train.sh\n", {S: 512, P: 2}),
+        ("[INFO|DP=0|PP=0|TP=3]: ready\n", {}),  # ranks
+        ("$ ./run.sh --training.local_batch_size=3 --training.seq_len=512\n", {M: 3, S: 512}),
+        ("$ mpirun --np 16 bash train.sh\n", {W: 16}),
+        ("$ mpirun -np 2 torchrun train.py\n", {}),  # launchers, not ranks
+        ("$ deepspeed --num_gpus 8 train.py\n", {W: 8}),
+        ("$ deepspeed --num_gpus 8 --num_nodes 2 train.py\n", {W: 16}),
+        ("$ accelerate launch --num_processes 4 train.py\n", {W: 4}),
+        ("  seq_length: 512\n", {S: 512}),
+    ],
+)
+def test_a_command_or_a_script_above_the_log_gives_sizes(tmp_path, said, sizes):
+    line = " iteration {n}/ 9 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.5 |\n"
+    found = read(tmp_path, said + line.format(n=1) + line.format(n=2))
+    assert {size: found[size] for size in (W, T, P, C, E, G, M, S) if found[size]} == sizes
+
+
+def test_steps_of_an_orchestrator_have_a_time_and_a_reward(tmp_path):
+    line = "22:4{n}:19 SUCCESS Step {n} | 2{n}.5s | Reward 0.5000 | Turns 3.0\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert told(found, "family", "n_records", "loss_first") == ("prime-rl", 2, None)
+    assert found["step_seconds_median"] == 22.0
+
+
+def test_samples_of_nvidia_smi_without_a_header_are_in_the_usual_order(tmp_path):
+    line = "2031/06/01 11:27:0{n}.177, NVIDIA A100-SXM4-40GB, 00000000:3B:00.0, 545.23.08, P0, "
+    line += "4, 4, 4{n}, {n}0 %, 0 %, 40960 MiB, 38912 MiB, 2048 MiB\n"
+    mean = read(tmp_path, line.format(n=1) + line.format(n=3))["telemetry"]["mean"]
+    assert mean["temperature_celsius"] == 42 and mean["memory_used_gib"] == 2
+    assert mean["gpu_busy_fraction"] == pytest.approx(0.2)
+
+
+def test_a_length_does_not_follow_from_a_clock_that_is_too_coarse(tmp_path):
+    # 4,113 tokens/s x 0.503 s is 2,068.8 +- 4.1: many whole numbers, and no multiple of 128
+    text = "$ ./run.sh --training.global_batch_size=1\nBuilding device mesh with ['dp'], [1]\n"
+    for n in range(4):
+        clock = f"2026-01-01 10:00:0{503 * n // 1000},{503 * n % 1000:03d}"
+        text += f"[titan] {clock} - root - INFO - step: {n + 1}  loss: 8.5  tps: 4,113\n"
+    found = read(tmp_path, text)
+    assert found["step_seconds_median"] == pytest.approx(0.503)
+    assert told(found, G, W, S) == (1, 1, None)
+
+
+def test_a_whole_iteration_line_without_any_time_is_a_record(tmp_path):
+    line = " iteration {n}/ 9 | consumed samples: {n}00 | lm loss: {n}.5E+00 | grad norm: 1.5 |\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=9))
+    assert told(found, "n_records", "loss_last", "step_seconds_median") == (2, 9.5, None)
+    cut = " iteration 9/ 9 | lm loss: 9.5E+00 | elapsed time per iteration (ms): \n"
+    assert read(tmp_path, line.format(n=1) + cut)["n_records"] == 1
+
+
+@pytest.mark.parametrize(("records", "first", "last"), [(12, 1, 12), (11, None, None)])
+def test_epochs_that_are_too_coarse_for_steps_hide_no_record(tmp_path, records, first, last):
+    banner = "    Total batch size = 8 | Total steps = 12\n"
+    entry = "{{'loss': {loss}, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n"
+    dicts = [entry.format(loss=9.5 - n / 4, epoch=round(n / 300, 2)) for n in range(1, records + 1)]
+    end = "{'train_runtime': 60.5, 'train_loss': 5.5, 'epoch': 0.04}\n"
+    for bar in ("", " 12/12 [01:00<00:00, 5.00s/it]\n"):
+        found = read(tmp_path, banner + "".join(dicts) + bar + end)
+        assert told(found, "n_records", "first_step", "last_step") == (records, first, last)
+
+
+def test_several_losses_of_torchtune_may_stand_in_a_line(tmp_path):
+    found = read(tmp_path, "1|1|Loss: 2.5   1|4|Loss: 2.25\n2|10|Loss: 1.5   2|17|Loss: 1.25\n")
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (4, 1, 17, 1.25)
+
+
+def test_a_loss_with_a_gradient_is_a_record_and_one_of_a_validation_is_none(tmp_path):
+    line = "step {n} | epoch 1 | loss {n}.5 | grad_norm 1.5 | num_label_tokens 645\n"
+    text = "".join(line.format(n=n) for n in (5, 6, 7))
+    found = read(tmp_path, text + "[val] step 6 | loss 9.5 -> [val] step 7 | loss 9.0\n")
+    assert told(found, "n_records", "last_step", "loss_last") == (3, 7, 7.5)
+
+
+def test_a_dump_of_sizes_without_a_step_is_a_run_that_printed_none(tmp_path):
+    dump = "  batch_size ....... 4\n  seq_length ....... 512\n  world_size ....... 8\n"
+    found = read(tmp_path, dump)
+    assert told(found, "n_records", "status", W, M, S) == (0, "interrupted", 8, 4, 512)
+    (few := tmp_path / "b.log").write_text("  world_size ....... 8\n")
+    with pytest.raises(IngestError, match="not a known log"):
+        summaries(few, {})

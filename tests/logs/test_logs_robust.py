@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 import time
 import tracemalloc
 from contextlib import suppress
@@ -420,3 +421,63 @@ def test_the_few_lines_of_another_rank_are_no_records_of_the_labelled_one(tmp_pa
     (log := tmp_path / "a.log").write_text(text + line.format(rank=1, n=41, loss=9.5))
     (job,) = read(log)
     assert (job["n_records"], job["last_step"], job["loss_last"]) == (40, 40, 7.5)
+
+
+APART = {"family": "", "warnings": [], "derived_from": {}}  # the same by another reader
+
+
+def wrapped(text: str, width: int, *, at_words: bool) -> str:
+    """Return a text as a terminal or a page of this width shows it."""
+    pieces = [
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        if at_words
+        else [line[at : at + width] for at in range(0, len(line), width)]
+        for line in text.split("\n")
+    ]
+    return "\n".join(line for of in pieces for line in of or [""])
+
+
+@pytest.mark.parametrize(("width", "at_words"), [(120, False), (120, True), (160, False)])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt_neox.log", "maxtext.log", "megatron_deepspeed_2021.log", "megatron_deepspeed_seconds.log",
+     "nanotron.log", "nemo2.log", "prime_rl.log", "restart.log", "slime.log", "torchtitan.log"],
+)  # fmt: skip
+def test_lines_that_a_page_wrapped_say_the_same(tmp_path, name, width, at_words):
+    text, copy = (LOGS / name).read_text("utf-8"), tmp_path / name
+    copy.write_text(text.rstrip("\n") + "\n", "utf-8")
+    expected = [{**job, **APART} for job in read(copy)]
+    copy.write_text(wrapped(text, width, at_words=at_words).rstrip("\n") + "\n", "utf-8")
+    assert [{**job, **APART} for job in read(copy)] == expected
+
+
+def test_records_of_one_length_are_not_pieces_of_a_wrapped_line(tmp_path):
+    line = "iteration {n}/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: {loss} |"
+    lines = [line.format(n=n, loss=9.5 - n) for n in (1, 2, 3)]
+    assert {len(one) for one in lines} == {73}
+    (log := tmp_path / "a.log").write_text("\n".join([*lines, "grad norm: 2.5 | done", ""]))
+    (job,) = read(log)
+    assert (job["n_records"], job["loss_first"], job["loss_last"]) == (3, 8.5, 6.5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bridge_wrapped.log", "key_value.log", "megatron_2024.log", "nanochat.log", "nemo2.log",
+     "prime_rl_comma.log", "torchtitan.log"],
+)  # fmt: skip
+def test_a_log_that_is_cut_off_has_no_figure_that_the_whole_one_lacks(tmp_path, name):
+    text, copy = (LOGS / name).read_text("utf-8"), tmp_path / name
+    copy.write_text(text, "utf-8")
+    known = {(row["step"], column, value) for row in rows(copy) for column, value in row.items()}
+    for end in range(len(text) // 2, len(text), 7):
+        copy.write_text(text[:end], "utf-8")
+        cut = {(row["step"], column, value) for row in rows(copy) for column, value in row.items()}
+        assert {one for one in cut - known if one[1] not in ("clock", "seconds")} == set(), end
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    """Return the steps of a file, column by column."""
+    with suppress(IngestError):
+        tables = [job.table for job in logs.read(path).jobs]
+        return [table.row(index) for table in tables for index in range(len(table))]
+    return []

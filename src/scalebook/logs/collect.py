@@ -140,7 +140,7 @@ class Collector:
             self.job.attempts.append(len(self.job.table))
             self.job.counts.restarts += 1
         if self.quoted and len(self.job.table):
-            self.job.note("Its records stand in several quoted blocks: they may be of other runs.")
+            self.job.blocks.append(len(self.job.table))
         self._adopt(total, world)
         self._clock, self.quoted = clock, False
         row, self.held = {**row, "held": 1.0} if self.held else row, False
@@ -176,7 +176,10 @@ class Collector:
             self.job.settings.setdefault(name, value)
         self._pending = {}
         self._merge_ranks()
+        self.jobs = [part for job in self.jobs for part in job.apart()]
         for job in self.jobs:
+            if job.blocks:
+                job.note("Its records stand in several quoted blocks: they may be of other runs.")
             lost = job.table.column("not_finite")
             if len(lost) and any(one > 0 for one in lost) and not lost[-1] > 0:
                 count = sum(one > 0 for one in lost)

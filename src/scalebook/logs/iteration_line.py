@@ -21,6 +21,7 @@ COLUMN_OF = columns("iteration-line")
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
 _TIMES = {"elapsedtimeperiteration", "iterationtime", "timeperiteration"}
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
+_IN_UNITS = ("tflops_per_gpu", "device_gib")  # a letter behind them is no factor
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
 
@@ -82,13 +83,15 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
         return
     figure = _SPACE.sub("", value)
     plain = number(figure)
-    value = scaled(figure) if column[0] == "consumed_tokens" else plain  # 1.25B
+    value = plain if column[0] in _IN_UNITS else scaled(figure)  # 1.25B
     row[column[0]] = value * column[1]
     digits(column[0], figure, column[1] * (value / plain if value else 1.0))
 
 
 def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:
     """Return the row of an iteration line; None if it is another or its step time is incomplete.
+
+    A whole line that has a loss and no time at all is a record.
 
     ``cut``: the text ends inside this line, so that its last field may lack digits. ``digits``
     is told every figure as printed.
@@ -105,8 +108,8 @@ def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | N
         fields = before.split("|")[:-1] + fields
     for text in fields[:64]:
         _field(text, row, digits)
-    seconds = row.get("seconds", MISSING)
-    return row if seconds > 0 else None
+    whole = not cut and line.rstrip().endswith("|") and "seconds" not in row
+    return row if row.get("seconds", 0) > 0 or (whole and "loss" in row) else None
 
 
 def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, float]]] | None:
@@ -127,6 +130,8 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
     for text in line[found.end() :].rstrip().split("|")[:-1]:
         name, value = _split(text)
         column = column_of(key_of(name))
+        if column and column[0] not in _IN_UNITS and scaled(value) != number(value):
+            return None  # with a factor behind it
         if column is None or column[0] in taken:
             pattern += r"[^|\n]*+\|"
         else:
@@ -187,6 +192,7 @@ class IterationDialect(LineDialect):
     """Iteration lines, whole or wrapped, with the lines around them that belong to them."""
 
     markers = MARKERS
+    assignments = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +333,7 @@ class IterationDialect(LineDialect):
     def _emit(self, row: dict[str, float], total: int | None, world: int | None = None) -> None:
         if self._step_time is not None:
             seconds, tflops = self._step_time
-            if abs(seconds - row["seconds"]) <= max(0.006, 0.02 * row["seconds"]):
+            if abs(seconds - row.get("seconds", MISSING)) <= max(0.006, 0.02 * seconds):
                 row.setdefault("tflops_per_gpu", tflops)
             self._step_time = None
         self.out.step(row, total=total, world=world)

@@ -6,8 +6,9 @@ import math
 import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import filterfalse
+from itertools import filterfalse, pairwise
 
 from scalebook.logs.causes import Ending
 from scalebook.logs.numbers import MISSING
@@ -40,6 +41,10 @@ COLUMNS = [
     "held",  # 1 where the log tells of a checkpoint, an evaluation, ... since the row before
     "clock",
 ]
+
+
+_HIGHER = 1.3  # times the loss before: not of the same training
+_OTHER_PACE = 1.25  # times as fast
 
 
 def in_words(name: str) -> str:
@@ -153,6 +158,7 @@ class Job:
     counts: Counts = field(default_factory=Counts)
     conflicts: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
     attempts: list[int] = field(default_factory=lambda: [0])  # first row of each attempt
+    blocks: list[int] = field(default_factory=list[int])  # rows at which another quotation begins
     ending: Ending | None = None  # told since the last step
     finished: bool = False
     rank: int | None = None  # whose records are kept where several ranks print
@@ -182,6 +188,43 @@ class Job:
             return None
         value = self.table.column("step")[index]
         return None if math.isnan(value) else int(value)
+
+    def apart(self) -> list[Job]:
+        """Return the jobs that stand in quoted blocks whose steps rise: one where all may be one.
+
+        Behind a gap in the steps, another pace or a higher loss is that of another run.
+        """
+        for at, row in enumerate(self.blocks):
+            ends = [0, *self.blocks, len(self.table)]
+            if len(self.attempts) == 1 and self._another(slice(ends[at], row), row, ends[at + 2]):
+                before, after = deepcopy(self), deepcopy(self)
+                before.table.keep([one < row for one in range(len(self.table))])
+                after.table.keep([one >= row for one in range(len(self.table))])
+                before.blocks, after.blocks = (
+                    self.blocks[:at],
+                    [one - row for one in self.blocks[at + 1 :]],
+                )
+                before.ending, before.finished = None, False
+                return [before, *after.apart()]
+        return [self]
+
+    def _another(self, before: slice, row: int, end: int) -> bool:
+        """Whether the block of records from a row on is of another run than the one before it."""
+        steps, losses = self.table.column("step"), self.table.column("loss")
+        gaps = [b - a for a, b in pairwise(steps[before])]
+        if not gaps or end - row < 2 or not steps[row] - steps[row - 1] > 1.5 * max(gaps):
+            return False
+        if losses[row] > _HIGHER * losses[row - 1]:
+            return True
+        for name in ("seconds", "tokens_per_second", "tokens_per_second_per_gpu"):
+            column = self.table.column(name)
+            both = [
+                statistics.median([one for one in part if one > 0] or [MISSING])
+                for part in (column[before], column[row + 1 : end])
+            ]
+            if max(both) > _OTHER_PACE * min(both):
+                return True
+        return False
 
     def drop_conflicts(self) -> None:
         """Leave out each setting that the file gives several values, and ask for the right one."""

@@ -73,7 +73,9 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
         job.note(f"No step time is printed, and the {origin} are too coarse for one.")
         return
     job.table.set_column("seconds", seconds)
+    usual = statistics.median(each for each in seconds if each > 0)
     job.details["seconds_from"] = origin
+    job.details["seconds_within"] = usual * resolution / spans[len(spans) // 2]
     job.note(f"No step time is printed: it is the difference of {origin}.")
 
 
@@ -127,6 +129,8 @@ _EPOCH = re.compile(
 _BARE = re.compile(
     r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
 )
+_BARE_TIME = re.compile(r"\| ([\d.]{1,12})s \|")
+_EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 
 
@@ -210,7 +214,9 @@ def _step_at(line: str, row: dict[str, float]) -> int | None:
 def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     """Return the columns of a line and the steps in all; no step where it states none."""
     row: dict[str, float] = {}
-    if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
+    if len(line) > _LONGEST_PAIRS or not any(one in line for one in ("oss", "LOSS", "Reward")):
+        return row, None
+    if "[" in line and _EVALUATES.search(line):
         return row, None
     bar, _, behind = line.rpartition("]")
     drawn = bar_state(bar) if "oss" in behind else None  # before the record
@@ -221,6 +227,8 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
         row.setdefault(*cell(column, scaled(text.upper()) * scale, unit.lower()))
     if not row.keys() & RATES and (bare := _BARE.search(line)):
         row.setdefault(*cell("by_unit", scaled(bare[1].upper()), bare[2].lower()))
+    if bare := _BARE_TIME.search(line):
+        row.setdefault("seconds", number(bare[1]))
     if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
         row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
     row.pop("", None)

@@ -91,14 +91,20 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
     "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
-    "oading base model", "model: ",
+    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
     r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
-_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_VARIABLES = names("variables")
+# A variable of the script that starts the trainer: MBS=4 \
+_VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
+_PROCESSES = re.compile(
+    r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"
+)
 _SPOKEN = re.compile(
     r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:global|micro) BS"
     r"|(?:sequence|seq|context) length)"
@@ -150,9 +156,15 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     for name, digits in _SPOKEN.findall(line):
         if integer(digits.replace(",", "")):
             yield SIZES[name.lower().replace(" ", "_")], integer(digits.replace(",", ""))
+    for name, digits in _VARIABLE.findall(line) if "=" in line else ():
+        if integer(digits):
+            yield _VARIABLES[name], integer(digits)
+    if processes := _PROCESSES.search(line):
+        yield "world_size", integer(processes[1])
     if model := model_in(line):
         yield "model", model
-    if "torchrun " in line and "nproc" in line and "nnodes" not in line:
+    single = "torchrun " in line and "nproc" in line and "nnodes" not in line
+    if single or ("deepspeed " in line and "num_gpus" in line and "node" not in line):
         yield "nodes", 1
     number_format = _FORMAT.search(line)
     if number_format:

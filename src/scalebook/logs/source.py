@@ -213,6 +213,7 @@ class Source:
     notes: list[str] = field(default_factory=list[str])
     bare: bool = False  # whether to drop the time stamps before the lines
     rank: int | None = None  # that a label of every line names
+    joins: int = 0  # lines that were put together with the next one
     _hash: Any = field(default_factory=hashlib.sha256)
     _last: str = ""
     _label: str | None = None
@@ -233,7 +234,7 @@ class Source:
             raw = opened(self.path, follow=True)
         except OSError as error:
             raise IngestError(f"{self.path} cannot be read: {error.strerror}.") from error
-        total = 0
+        total, self._hash = 0, hashlib.sha256()
         with raw:
             magic = raw.read(4)
             raw.seek(0)
@@ -332,22 +333,39 @@ class Source:
 _NARROWEST = 60  # characters of a terminal that wraps lines
 
 
+@dataclass(slots=True)
 class Unwrapped(Source):
-    """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
+    """A small file whose lines a terminal or a page has wrapped, with the pieces put together.
+
+    ``where`` it was wrapped: at the ``width``, between ``words``, or at ``bars``.
+    """
+
+    where: str = "width"
 
     def texts(self) -> Iterator[str]:
-        """Yield the text; a line continues if it is full, ends in a bar or had no room left."""
-        lines = "".join(super().texts()).split("\n")
+        """Yield the text; a line continues if it is full, had no room left or ends at a bar."""
+        lines = "".join(Source.texts(self)).split("\n")
         width = max(map(len, lines))
         words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
-        full = [len(line) == width >= _NARROWEST for line in lines]
-        tight = [
-            bool(line and word) and len(line) + len(word) >= width >= _NARROWEST
-            for line, word in zip(lines, words, strict=True)
-        ]
-        at_words = sum(tight) >= 2 * sum(full)  # else wrapped inside words too
-        goes_on = tight if at_words else [on and sum(full) > 1 for on in full]
+        if self.where == "width":
+            on = [len(line) == width >= _NARROWEST for line in lines]
+        elif self.where == "words":
+            on = [
+                bool(line and word) and len(line) + len(word) >= width >= _NARROWEST
+                for line, word in zip(lines, words, strict=True)
+            ]
+        else:
+            following = [*lines[1:], ""]
+            on = [
+                line.rstrip().endswith("|") or after.lstrip("#> ").startswith("| ")
+                for line, after in zip(lines, following, strict=True)
+            ]
+        starts = [line.lstrip()[:3] for line in lines]
+        both = zip(starts, starts[1:], on, strict=False)
+        alike = sum(one and first == second for first, second, one in both)  # each is a record
+        self.joins = sum(on) if sum(on) > 1 and 2 * alike <= sum(on) else 0
+        between = " " if self.where == "words" else ""
         yield "".join(
-            line if line.rstrip().endswith("|") else line + ("\n", " " if at_words else "")[on]
-            for line, on in zip(lines, goes_on, strict=True)
-        )
+            line + ("\n", between)[bool(self.joins) and one]
+            for line, one in zip(lines, on, strict=True)
+        )[:-1]

@@ -45,6 +45,20 @@ class Dialect(ABC):
         """Return the jobs of a file."""
 
 
+_LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")
+
+
+def _whole(line: str, before: str) -> str:
+    """Return a line that may be cut off without its last figure, unless it is as the one before."""
+    found, other = _LAST.search(line[-40:]), _LAST.search(before[-40:])
+    if found is None:
+        return line
+    figure, known = found[0], other[0] if other else ""
+    digits = [len(one.rpartition(".")[2]) for one in (figure, known)]
+    alike = digits[0] == digits[1] and ("." in figure) == ("." in known)
+    return line if alike else line[: len(line) - len(figure)]
+
+
 class LineDialect(Dialect):
     """A dialect that is read line by line."""
 
@@ -53,6 +67,7 @@ class LineDialect(Dialect):
     rank: int | None = None  # whose log this is
     traceback = False  # the exception that ends it comes soon
     ignored = False  # it is one that Python ignores
+    _last_taken = ""  # the last line that was a record
     _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
 
     @abstractmethod
@@ -105,7 +120,10 @@ class LineDialect(Dialect):
                 self.out.job.note(f"Lines of more than {LONGEST_LINE:,} characters were left out.")
                 continue
             self.cut = index == last  # the text ends without a line end: the line may be cut off
-            if not self.line(line):
+            taken = self.line(_whole(line, self._last_taken) if self.cut else line)
+            if taken:
+                self._last_taken = line
+            else:
                 self.out.mark()
                 if fenced and line.lstrip("> ").startswith("```"):
                     self.out.quoted = True

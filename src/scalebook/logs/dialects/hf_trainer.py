@@ -144,6 +144,15 @@ class ProgressBars:
             return self.total / self.epochs
         return best[1] if best else None
 
+    def _counted(self, steps: list[float]) -> list[float]:
+        """Return steps by their order where epochs are too coarse to give each its own."""
+        coarse = all(math.isnan(record.step) for record in self.records)
+        ordered = all(a.epoch <= b.epoch for a, b in pairwise(self.records))
+        if not coarse or not ordered:
+            return steps
+        each = [float(at + 1) for at in range(len(steps))]
+        return each if len(steps) == self.total else [MISSING] * len(steps)
+
     def hand_out(self, out: Collector) -> None:
         """Give the collector every record with its step, and step times where they follow."""
         half_digit = self._half_digit()
@@ -161,6 +170,9 @@ class ProgressBars:
         if length and length * half_digit > 0.5:
             epochs = (self.total or 0) / length  # each may have a step more, of the last samples
             steps = _even(steps, length * half_digit + 0.5 + epochs)
+        back = any(after <= before for before, after in pairwise(steps))
+        if back or all(map(math.isnan, steps)):
+            steps = self._counted(steps)
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
         bars = [record.seconds for record in self.records]

@@ -36,18 +36,19 @@ class Nanochat(LineDialect):
     _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
     _MFU = re.compile(r"(?i)mfu: ([\d.]+)")
     _of_rank = 0
+    _needed = frozenset({"loss"})
 
     def line(self, line: str) -> bool:
         """Take a record, or one of the lines on the batch."""
         row, total = pairs_of(line)
-        if not {"step", "loss"} <= row.keys():
+        if "step" not in row or not row.keys() & self._needed:
             if "atch" in line:
                 self._batch(line)
             return False
         row["clock"] = clock_of(line)
         if mfu := self._MFU.search(line):
             row["mfu"] = number(mfu[1]) / 100  # a percentage without its sign
-        if self.cut and "tokens_per_second" not in row:
+        if self.cut and not row.keys() & TIMED:
             self.out.job.counts.broken_records += 1
         else:
             self.out.step(row, total=total)
@@ -74,14 +75,15 @@ class Nanochat(LineDialect):
 class PrimeRL(Nanochat):
     """``Step N | Time: 0.36s | Loss: ...`` now, ``step: N, loss: ..., mfu: ...`` before.
 
-    The rate is a moving mean of the job.
+    The rate is a moving mean of the job. The orchestrator prints a reward: ``Step N | 22.5s | ..``.
     """
 
     name = "prime-rl"
-    markers = ("tokens_per_second:", "tokens/s")
+    markers = ("tokens_per_second:", "tokens/s", "| Reward")
+    _needed = frozenset({"loss", "seconds"})
     signature = re.compile(
         r"\bStep \d+ \| (?:Step )?Time: [\d.]+s?[^\n]{0,300}Throughput:"
-        r"|\bstep: \d+, [^\n]{0,100}tokens_per_second:"
+        r"|\bstep: \d+, [^\n]{0,100}tokens_per_second:|\bStep \d+ \| [\d.]+s \| Reward "
     )
 
 
@@ -197,7 +199,7 @@ class Verl(LineDialect):
         if found is None:  # a terminal wrapped the record
             for column in row.keys() - before.keys():
                 self.out.job.table.amend(column, row[column])
-        elif row and not (self.cut and "seconds" not in row):
+        elif row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
             head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
             self.out.step(head | row)
             self._row = row
@@ -334,7 +336,7 @@ class Pairs(LineDialect):
                 count = count + 1 if step > last else int("step" in row)
                 last = step if "step" in row else last
             elif "loss" in row and row.get("step", MISSING) > last:
-                record = total or "learning_rate" in row or clock_of(line) > 0
+                record = total or row.keys() & {"learning_rate", "grad_norm"} or clock_of(line) > 0
                 other += 1.0 if record else 0.6 * (row["loss"] != before)  # prose repeats itself
                 last, before = row["step"], row["loss"]
             if count >= cls._FEWEST or max(without, other) >= cls._FEWEST_COUNTED:

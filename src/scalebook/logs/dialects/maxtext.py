@@ -22,38 +22,24 @@ class MaxText(LineDialect):
     markers = ("completed step:",)
     signature = re.compile(r"completed step: \d+, seconds: ")
     first_number = 0
-    _open = ""  # a record that was broken behind a comma, to fit a page
 
     def line(self, line: str) -> bool:
         """Take a record, or a size from the configuration."""
-        if self._open and "completed step" in line:
-            self._record(self._open)
-            self._open = ""
-        line = self._open + line
         found = _RECORD.search(line) if "completed step" in line else None
-        self._open = f"{line} " if found and line.rstrip().endswith(",") else ""
         if found is None:
             for name, value in _TOLD.findall(line):
                 self.out.tell(_OURS[name], integer(value))
             return False
-        if not self._open:
-            self._record(line)
-        return True
-
-    def finish(self) -> None:
-        """Take the record that the file ends in; weights that change are not the tokens."""
-        if self._open:
-            self._record(self._open)
-        for table in (job.table for job in self.out.jobs):
-            if len(set(table.values("tokens_in_step"))) > 1:
-                table.set_column("tokens_in_step", [MISSING] * len(table))
-
-    def _record(self, line: str) -> None:
-        found = _RECORD.search(line)
-        text = line[found.end() :] if found else ""
+        text = line[found.end() :]
         row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)
         if not row.get("seconds", -1) > 0:
             self.out.job.counts.broken_records += 1
-            return
-        row["step"] = float(found[1]) if found else MISSING
-        self.out.step(row)
+        else:
+            self.out.step({"step": float(found[1]), **row})
+        return True
+
+    def finish(self) -> None:
+        """Leave out weights that change: they are not the tokens of a step."""
+        for table in (job.table for job in self.out.jobs):
+            if len(set(table.values("tokens_in_step"))) > 1:
+                table.set_column("tokens_in_step", [MISSING] * len(table))

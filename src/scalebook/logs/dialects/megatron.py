@@ -93,7 +93,6 @@ class MegatronBridge(IterationDialect):
     name = "megatron-bridge"
     markers = ("Step Time",)
     signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]{0,200}TFLOP/s/GPU")
-    assignments = True  # the configuration is printed as YAML
     _TOKENS = re.compile(r"([\d.]{1,12}) tok/s/gpu", re.IGNORECASE)
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class Nanotron(LineDialect):
 
     name = "nanotron"
     markers = ("time_per_iteration_ms:",)
-    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}time_per_iteration_ms: ")
+    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}time_per_iteration_ms:\s")
 
     def line(self, line: str) -> bool:
         """Take a record, a memory line, or arguments of the configuration."""

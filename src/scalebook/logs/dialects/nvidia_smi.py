@@ -14,10 +14,11 @@ class NvidiaSMI(CSVTelemetry):
     """``nvidia-smi --query-gpu=... --format=csv``: the unit stands in the header and the cells."""
 
     name = "nvidia-smi"
-    markers = ("utilization.gpu", "power.draw", "memory.used", "temperature.gpu")
+    markers = ("utilization.gpu", "power.draw", "memory.used", "temperature.gpu", " MiB, ")
     signature = re.compile(
         r"(?:^|\n|, ?)(?:utilization\.gpu|power\.draw|memory\.used|temperature\.gpu)"
         r"(?: \[[%\w]+\])?(?:,|\n|$)"
+        r"|^\d{4}/\d\d/\d\d [\d:.]+, [^,\n]+, [\dA-F]+:[\dA-F:.]+, [\d.]+, P\d+,(?: \d+,){3} \d+ %,"
     )
     first_cells = ("index", "timestamp", "uuid", "name", "gpu_uuid", "pci.bus_id")
     names = (
@@ -34,6 +35,16 @@ class NvidiaSMI(CSVTelemetry):
         ("clocks.mem", "memory_clock_mhz", 1.0),
         ("name", "device", 1.0),
     )
+    # What NVIDIA's manual asks for; a log that is added to has no header.
+    _USUAL = (
+        "timestamp", "name", "pci.bus_id", "driver_version", "pstate", "pcie.link.gen.max",
+        "pcie.link.gen.current", "temperature.gpu", "utilization.gpu", "utilization.memory",
+        "memory.total", "memory.free", "memory.used",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header = self._columns([*self._USUAL])
 
 
 class NvidiaDmon(TelemetryDialect):

@@ -10,7 +10,8 @@ from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs
 from scalebook.logs.source import split_rank
 
-_RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
+_STEP = r"\bstep: +(\d+)(?:/(\d+)(?: = [\d.]+%)?)? +"
+_RECORD = re.compile(rf"(?<!validate ){_STEP}(?=[^\n]{{0,300}}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
@@ -26,7 +27,7 @@ class TorchTitan(LineDialect):
 
     name = "torchtitan"
     markers = ("step:",)
-    signature = re.compile(r"\bstep: +\d+ +loss: +\S+ [^\n]{0,200}\b(?:tps|wps): ")
+    signature = re.compile(rf"{_STEP}loss: +\S+ [^\n]{{0,200}}\b(?:tps|wps): ")
     assignments = True
 
     def line(self, line: str) -> bool:
@@ -36,7 +37,7 @@ class TorchTitan(LineDialect):
             self._sizes(line)
             return False
         row = pairs(_PAIR, line[found.end() :], _COLUMNS)
-        if self.cut or "tokens_per_second_per_gpu" not in row:
+        if "tokens_per_second_per_gpu" not in row:
             self.out.job.counts.broken_records += 1
             return True
         if "mfu" in row:
@@ -47,7 +48,8 @@ class TorchTitan(LineDialect):
         primus = _RANK.search(line)
         named = integer(primus[1]) if primus else split_rank(line)[0]
         rank = self.rank if named is None else named
-        self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
+        total, world = (integer(one) if one else None for one in (found[2], primus and primus[2]))
+        self.out.step(row, total=total, rank=rank, world=world)
         if primus:
             self.out.tell("world_size", integer(primus[2]))
         return True
@@ -105,11 +107,10 @@ class Torchtune(LineDialect):
         return True
 
     def _bar(self, line: str) -> bool:
-        found = _BAR.search(line) if "|Loss: " in line else None
-        if found is None:
-            return False
-        if not self._rate and integer(found[2]) != self._last:
-            self._last = integer(found[2])
-            row = {"step": float(found[2]), "loss": float(found[3]), "seconds": bar_seconds(line)}
-            self.out.step(row)
-        return True
+        found = list(_BAR.finditer(line)) if "|Loss: " in line else []
+        for bar in found:
+            if not self._rate and integer(bar[2]) != self._last:
+                self._last = integer(bar[2])
+                row = {"step": float(bar[2]), "loss": float(bar[3])}
+                self.out.step(row | {"seconds": bar_seconds(line)} if len(found) == 1 else row)
+        return bool(found)

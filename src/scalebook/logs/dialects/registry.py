@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scalebook.errors import IngestError, unknown
 from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect, Plain
-from scalebook.logs.job import Job
+from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 ENTRIES = (  # module:class
@@ -100,7 +100,9 @@ class FileContent:
                 and job.ending
                 and job.ending.status in _FAILURES
             )
-            or (log and job.finished and "world_size" in job.settings)  # it printed no step
+            or (  # it printed no step
+                log and "world_size" in job.settings and (job.finished or len(job.settings) >= few)
+            )
             for job in self.jobs
         )
 
@@ -207,12 +209,24 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
     """
     found = _read(path, Source(path), dialect)
-    if found.empty and path.stat().st_size <= _LARGEST_PASTE:
-        for source in (Source(path, bare=True), Unwrapped(path)):
-            again = _read(path, source, dialect or recognise(source.texts()))
-            if not again.empty:
-                return again
+    if path.stat().st_size > _LARGEST_PASTE:
+        return found
+    if found.empty:
+        bare = Source(path, bare=True)
+        found = _read(path, bare, dialect or recognise(bare.texts()))
+    for where in ("width", "words", "bars"):
+        source = Unwrapped(path, where=where)
+        text = "".join(source.texts())
+        if source.joins or found.empty:
+            again = _read(path, source, dialect or recognise([text]))
+            found = max(found, again, key=_figures)
     return found
+
+
+def _figures(content: FileContent) -> tuple[bool, int]:
+    """Return whether a file is a log, and how many figures its records have."""
+    tables = [job.table for job in content.jobs]
+    return not content.empty, sum(len(one.values(name)) for one in tables for name in COLUMNS)
 
 
 _LARGEST_PASTE = 1 << 20

@@ -34,6 +34,8 @@ def rounding_of(job: Job, name: str) -> float:
         return math.inf
     finest = min((rounding(value) * abs(value) for value in values if value), default=math.inf)
     finest = min(finest, job.finest.get(name, math.inf))
+    clock = job.details.get("seconds_within") if name == "seconds" else None
+    finest = max(finest, clock) if isinstance(clock, float) else finest
     return max(finest / abs(median), job.rounded)
 
 
