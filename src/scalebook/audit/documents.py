@@ -18,6 +18,7 @@ from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.device_tables import (
     Sheet,
     amount,
+    devices_and_rest,
     devices_in,
     in_html,
     near,
@@ -39,12 +40,19 @@ SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
+_MOST_PROSE = 100_000  # characters of a document that must name one model only
+_OF_DOCUMENT = (
+    "model",
+    "sequence_length",
+)  # what a heading further up may say, if nothing else is named
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
-_SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
-_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
+_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
+_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
+    ("DP", "FSDP"), "data_parallel_size"
+)
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
@@ -122,8 +130,9 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
 
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
-    lines, name, above = text.splitlines(), "Table", ""
-    sheet, outer = None, list[str]()  # headings, each of more # than the one before
+    lines, name = text.splitlines(), "Table"
+    whole = _context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
+    sheet, outer = None, [""]  # headings, each of more # than the one before, with their text
     for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
             if not _SEPARATOR.fullmatch(line):
@@ -133,15 +142,23 @@ def _markdown(text: str) -> Iterator[Sheet]:
             yield sheet
             sheet = None
         if line.startswith("#"):
-            name, above = plain(line.lstrip("#")) or name, ""
+            name = plain(line.lstrip("#")) or name
             marks = line[: len(line) - len(line.lstrip("#"))]
-            outer = [one for one in outer if not one.startswith(marks)] + [line]
-        above += f" {line}"
+            outer = [one for one in outer if not one.startswith(marks)] + [""]
+        outer[-1] += f"{line}\n"
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
-            given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            hint = "; ".join(text for text in map(plain, outer) if knowledge.LORA.search(text))
+            counts = set(
+                vocabulary.pattern("gpus").findall(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
+            )
+            given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
+            given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            around = _context(" ".join(one[:MOST_TEXT] for one in outer))
+            alone = {key for key in _OF_DOCUMENT if around.get(key) and key in whole}
+            given = {key: around[key] for key in alone} | given
+            titles = (plain(one.partition("\n")[0]) for one in outer)
+            hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
@@ -251,8 +268,8 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
 def _device_in(text: str) -> dict[str, str]:
     """Return the device that a text names; an empty name where it names another, known or not."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found = devices_in(text)
-    other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
+    found, rest = devices_and_rest(text)
+    other = vocabulary.pattern("devices").search(rest)
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
@@ -321,7 +338,8 @@ def _heading(text: str) -> tuple[str, str]:
     """Return the name and the unit of a heading: ``Step time (ms)``."""
     shown = plain(text.replace("_", " ")).lower()
     if vocabulary.field(shown.replace(" ", "_")) is None:
-        shown = re.sub(r" (seconds|ms)$", r" (\1)", shown)
+        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
+        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
     match = _UNIT.match(shown)
     return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
 
@@ -387,21 +405,22 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
     of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    ratio = [
+        at
+        for at, one in enumerate(sheet.head)
+        if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
+    ]
+    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
+    named = any(_named(*_heading(one)) for one in sheet.head[1:])
     if not of_runs:
         yield from of_devices(sheet, unread)
-        return
-    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
-    if len(known) * 2 < len(sheet.rows) or any(_named(*_heading(one)) for one in sheet.head[1:]):
+    elif len(known) * 2 < len(sheet.rows) or named:
         yield sheet
+        return
     else:  # rows are quantities, columns are runs
-        ratio = [
-            at
-            for at, one in enumerate(sheet.head)
-            if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
-        ]
         yield from turned(sheet, ratio)
-        if ratio == [3] and len(sheet.head) == 4:
-            yield from ratios_of(sheet, unread)
+    if ratio == [3] and len(sheet.head) == 4 and not named:
+        yield from ratios_of(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -433,7 +452,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
-    columns = [_in_percent(sheet, one) for one in _columns(_totalled(sheet), unread)]
+    columns = [_as_filled(sheet, one) for one in _columns(_totalled(sheet), unread)]
     rows, labels = list[Row](), set[str]()
     for line, cells in sheet.rows:
         row = _row(sheet, columns, cells, line, unread)
@@ -451,9 +470,11 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
-def _in_percent(sheet: Sheet, column: _Column) -> _Column:
-    """Return a column of fractions with the unit that its numbers have: 41.25 is not 4,125 %."""
+def _as_filled(sheet: Sheet, column: _Column) -> _Column:
+    """Return a column as its cells say: ``GPU`` of counts; 41.25 of a fraction is not 4,125 %."""
     cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
+    if column.field == "accelerator" and all(cell.isdigit() for cell in cells):
+        return replace(column, field="gpus")
     amounts = sorted(one for cell in cells if "%" not in cell and (one := amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
     percent = not column.unit and column.field in _FRACTIONS and 1.5 < usual <= 100
@@ -512,6 +533,8 @@ def _row(
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
     told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
+    told |= {"precision": formats.pop()} if len(formats) == 1 else {}
     given = _given(replace(sheet, given=told), columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
@@ -548,6 +571,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
     cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
+    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
@@ -594,7 +618,7 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
 def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
-        yield _LONG[short], read_printed(size, exact=True)
+        yield _LONG[short.upper()], read_printed(size, exact=True)
     if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
         yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs

@@ -125,8 +125,9 @@ def plain(text: str) -> str:
 
 
 def bare_size(cell: str) -> str:
-    """Return the size by which a cell names a model, and nothing else: ``7B``."""
-    return cell if re.fullmatch(r"\d+(\.\d+)?[MBT]", cell) else ""
+    """Return the size by which a cell names a model, and nothing else: ``7B``, ``7B Dense``."""
+    named = re.fullmatch(r"(\d+(\.\d+)?[MBT])( dense)?", cell, re.IGNORECASE)
+    return named[1] if named else ""
 
 
 def count_gpus(cell: str) -> str:

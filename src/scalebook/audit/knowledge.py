@@ -65,15 +65,20 @@ CHECKPOINT_BYTES = (
 
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names by its own, a platform's or a driver's name."""
-    name = row.words.get("accelerator")
-    if name is None:
-        return None
-    found = catalog.accelerator_for_device(name)
-    if found is not None:
+    name = row.words.get("accelerator", "cpu")
+    return None if name.lower() == "cpu" else accelerator_named(name)
+
+
+def accelerator_named(name: str) -> Accelerator:
+    """Return the accelerator of a name: the catalog's, a platform's, a driver's, or people's.
+
+    Raises:
+        CatalogError: the catalog has none of this name, or several.
+    """
+    if (found := catalog.accelerator_for_device(name)) is not None:
         return found
     platforms = {item.name: item.accelerator for item in catalog.platforms()}
-    target = platforms.get(name.lower()) or _spelled(name, platforms)
-    return None if name.lower() == "cpu" else catalog.accelerator(target or name)
+    return catalog.accelerator(platforms.get(name.lower()) or _spelled(name, platforms) or name)
 
 
 def peaks_of(name: str) -> tuple[float, ...]:
@@ -171,6 +176,17 @@ def not_in_catalog(cells: Mapping[str, str], words: Mapping[str, str]) -> list[s
         for kind, (what, table) in lost.items()
         if re.search("^(?!(total|sum)$).*[a-z]", cells.get(kind, "").lower()) and kind not in words
     ]
+
+
+def in_catalog(words: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return words by the names of the catalog, and why those that it lacks are left out."""
+    known = dict(words)
+    for name in ("model", "accelerator"):
+        text = known.get(name, "")
+        if text and unknown_names(Row("", "", None, {}, {name: text})) is not None:
+            del known[name]
+            known |= catalog_words(name, text)
+    return known, not_in_catalog(words, known)
 
 
 def _model_named(text: str) -> str | None:
@@ -522,7 +538,8 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         peak = device.peak_tflops.get(other)
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
-            yield _known("peak_tflops_per_second", peak, variant, legitimate=False)
+            usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
+            yield _known("peak_tflops_per_second", peak, variant, legitimate=usual)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

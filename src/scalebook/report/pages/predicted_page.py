@@ -17,7 +17,7 @@ from scalebook.measure.probes.files import read_probes
 from scalebook.measure.probes.lines import left_out, lines
 from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
-from scalebook.predict.known import configuration, known_rates, layout
+from scalebook.predict.known import known_rates, layout
 from scalebook.predict.model import Z90
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, share, table, text
@@ -254,7 +254,7 @@ def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, 
     groups: dict[tuple[str, str], list[KnownRate]] = defaultdict(list)
     for rate in rates:
         if not run_ids or rate.run_id in run_ids:
-            groups[rate.config.platform, configuration(rate.config, rate.ran)].append(rate)
+            groups[rate.placed].append(rate)
     asked = {own for _, own in groups} if run_ids else set[str]()
     labels = dict(data.runs.select("run_id", "label").iter_rows())
     made: dict[str, Predictor] = {}
@@ -266,7 +266,7 @@ def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, 
                 platform,
                 rates,
                 probes,
-                leave_out=lambda one, apart=apart: configuration(one.config, one.ran) in apart,
+                leave_out=lambda one, apart=apart: one.placed[1] in apart,
             )
         if made[platform].fitted.samples:
             found.append(_compared(made[platform], platform, same, labels))
