@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
@@ -225,10 +226,15 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         for name, rule in rules.items()
     }
     peaks, bare = fitting.pop("peak"), fitting.pop("bare bandwidth")
+    fitting["memory bandwidth tb per second"] = fitting["memory bandwidth tb per second"] or [
+        at for at in bare if _mostly_fit(known, heads, at, "memory_bandwidth_tb_per_second")
+    ]
+    fitting["interconnect gb per second"] = [
+        at
+        for at in fitting["interconnect gb per second"]
+        if _mostly_fit(known, heads, at, "interconnect_gb_per_second")
+    ]
     parts = {name: places[0] for name, places in fitting.items() if len(places) == 1}
-    name = "memory bandwidth tb per second"
-    if name not in parts and len(bare) == 1 and _are_of_memory(known, heads, bare[0]):
-        parts[name] = bare[0]
     if len(known) * 2 < len(sheet.rows) or not (parts or peaks):
         yield sheet
         return
@@ -236,7 +242,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     others = set(range(1, len(heads))) - {*parts.values(), *peaks}
     unread += [f"{heads[at]!r} of {sheet.name!r}" for at in sorted(others)]
     rows = [
-        (line, [*row[:1] * 2, *(_base_amount(plain(row[at]), heads[at]) for at in parts.values())])
+        (line, [*row[:1] * 2, *(_part(row, heads, name, at) for name, at in parts.items())])
         for line, row in known
     ]
     for _, row in rows:
@@ -248,20 +254,28 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])
 
 
-def _are_of_memory(rows: Sequence[tuple[int, list[str]]], heads: Sequence[str], at: int) -> bool:
-    """Return whether most of the bandwidths in a column are those of the devices' memory."""
+def _part(row: Sequence[str], heads: Sequence[str], name: str, at: int) -> str:
+    """Return the amount of a device's part, a link's in GB/s."""
+    stated = _base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
+    return f"{amount(stated) * 1e3:.10g}" if stated and name.startswith("inter") else stated
+
+
+def _mostly_fit(
+    rows: Sequence[tuple[int, list[str]]], heads: Sequence[str], at: int, name: str
+) -> bool:
+    """Return whether most of the numbers in a column are those of the catalog's devices."""
     fits = list[bool]()
     for _, row in rows:
-        stated = _base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
+        stated = _part(row, heads, name, at)
         device = accelerator_of(Row("", "", None, {}, catalog_words("accelerator", plain(row[0]))))
         if stated and device is not None:
-            known = device.memory_bandwidth_tb_per_second or 0.0
+            known = getattr(device, name) or 0.0
             fits.append(abs(amount(stated) - known) < _SAME_BANDWIDTH * known)
     return sum(fits) * 2 > len(fits)
 
 
 _SAME_BANDWIDTH = 0.05
-_PRECISIONS = re.compile(r"bf16|fp8|fp4")
+_PRECISIONS = re.compile(r"bf16|fp16|fp8|fp4")
 
 
 def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precision: str) -> Sheet:
@@ -289,9 +303,8 @@ def devices_in(text: str) -> list[str]:
 
 def devices_and_rest(text: str) -> tuple[list[str], str]:
     """Return the devices that ``devices_in`` does, and the text without their names."""
-    every = [device.name for device in catalog.accelerators()]
-    names = {re.sub("tpu-|-", "", one.lower()): one for one in every if _SINGLE.fullmatch(one)}
-    names |= {platform.name: platform.name for platform in catalog.platforms()}
+    every = tuple(device.name for device in catalog.accelerators())
+    names = _names(every, tuple(platform.name for platform in catalog.platforms()))
     found = list[str]()
 
     def take(match: re.Match[str]) -> str:
@@ -306,6 +319,13 @@ def devices_and_rest(text: str) -> tuple[list[str], str]:
 
     rest = _DEVICE.sub(take, text.lower())
     return list(dict.fromkeys(found)), rest
+
+
+@cache
+def _names(devices: tuple[str, ...], platforms: tuple[str, ...]) -> dict[str, str]:
+    """Return the platforms, and the devices of one form, by what people write in one word."""
+    single = {re.sub("tpu-|-", "", one.lower()): one for one in devices if _SINGLE.fullmatch(one)}
+    return single | dict(zip(platforms, platforms, strict=True))
 
 
 _SINGLE = re.compile(r"[A-Z]+-?\d{2,}[A-Z]?|(?:Gaudi|Trainium)\d|TPU-v\d[ep]")  # of one form: L40S

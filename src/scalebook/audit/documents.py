@@ -41,10 +41,8 @@ LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
-_OF_DOCUMENT = (
-    "model",
-    "sequence_length",
-)  # what a heading further up may say, if nothing else is named
+# what a heading further up may say, if nothing else is named, or the one list of settings
+_OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
@@ -118,6 +116,11 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     counts = set(vocabulary.pattern("gpus").findall(prose))
     single = [table.rows[0].values for table in tables if len(table.rows) == 1]
     counts |= {one["gpus"].text for one in single if "gpus" in one and one["gpus"].value > 1}
+    if products := {
+        str(int(nodes) * int(each or every))
+        for nodes, each, every in vocabulary.pattern("nodes_of").findall(prose)
+    }:  # 8 nodes x 8 GPUs
+        counts = products
     tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
@@ -254,15 +257,20 @@ def _context(text: str) -> dict[str, str]:
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
-    """Give every table the device and its number that the one list of hardware states.
+    """Give every table what the one list of hardware and the one of settings state.
 
-    Without such a list, the one ``device`` that the whole document names.
+    Without a list of hardware, the one ``device`` that the whole document names.
     """
-    pattern = vocabulary.headings()["setup"]["heading"]
-    told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
-    given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
+    found = list[dict[str, str]]()
+    for pattern in vocabulary.headings()["setup"].values():
+        told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
+        pairs = zip(told[0].head, told[0].rows[0][1], strict=True) if len(told) == 1 else ()
+        found.append(_context("; ".join(f"{name}: {value}" for name, value in pairs)))
+    hardware, settings = found
+    given = dict(hardware if "accelerator" in hardware else device)
+    given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        sheet.given = dict(given if "accelerator" in given else device) | sheet.given
+        sheet.given = given | sheet.given
 
 
 def _device_in(text: str) -> dict[str, str]:
@@ -384,7 +392,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     for index, name, unit in later:
         settled = _settled(name, known)
         if settled is not None:
-            single.append(_Column(index, settled, unit, None))
+            kind = vocabulary.headings()["kinds"].get(settled)
+            single.append(_Column(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
             reason = next(

@@ -26,7 +26,8 @@ _ABOUT = re.compile(r"(~|≈|about\s)\s*", re.IGNORECASE)
 _AT_MOST = re.compile(r"(<=|≤|<|up to\s)\s*", re.IGNORECASE)
 _AT_LEAST = re.compile(r"(>=|≥|>|at least\s)\s*", re.IGNORECASE)
 _RANGE = re.compile(
-    r"(?P<low>\$?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>\$?\d.*)", re.IGNORECASE
+    r"(?P<low>[$€£¥]?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>[$€£¥]?\d.*)",
+    re.IGNORECASE,
 )
 _EXPONENT = re.compile(r"[\d.]+e-\d+", re.IGNORECASE)  # 3e-4 is no range
 _SUFFIX = re.compile(r"[\d.,]+\s*(?P<suffix>[a-z]*\s*%?)$", re.IGNORECASE)
