@@ -1072,3 +1072,26 @@ def test_tokens_for_a_dollar_follow_from_the_rate_and_the_price():
     )
     assert {check.verdict for check in checks_of(claim.format("20.3M"))} == {"holds"}
     assert "contradicts" in {check.verdict for check in checks_of(claim.format("23.3M"))}
+
+
+def test_a_state_is_of_the_bytes_that_its_row_states():
+    """8.19 billion x 12 bytes are 98.3 GB; 131 GB x 16 / 12 are no state of 12 bytes."""
+    claim = "[[claims]]\nparameters='8.19B'\nstate_bytes_per_parameter='12'\nstate_gb='{}'\n"
+    assert {check.verdict for check in checks_of(claim.format("98.3"))} == {"holds"}
+    assert "contradicts" in {check.verdict for check in checks_of(claim.format("131"))}
+    (gib,) = checks_of(claim.format("91.5"))  # 98.28 / 1.0737
+    assert (gib.verdict, gib.note) == ("possible", "holds if the GB are GiB")
+
+
+def test_a_ratio_may_be_before_over_after():
+    """1,840 / 1,472 = 1.25, a reduction by 20 %."""
+    claim = "[[claims]]\nbefore='1,840'\nafter='1,472'\nratio='{}'\nreduction='20%'\n"
+    for ratio in ("1.25x", "0.80"):
+        assert {check.verdict for check in checks_of(claim.format(ratio))} == {"holds"}
+    assert "contradicts" in {check.verdict for check in checks_of(claim.format("1.35x"))}
+
+
+def test_the_price_of_a_node_is_that_of_its_gpus():
+    claim = "[[claims]]\ngpus_per_node='8'\nprice_per_node_hour='$22.40'\nprice_per_gpu_hour='{}'\n"
+    assert {check.verdict for check in checks_of(claim.format("$2.80"))} == {"holds"}
+    assert "contradicts" in {check.verdict for check in checks_of(claim.format("$3.80"))}

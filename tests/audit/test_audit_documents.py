@@ -1042,3 +1042,52 @@ def test_ratios_of_two_devices_are_checked_where_both_have_one_unit():
     )
     assert wrong(read_document(text.format(6.7), ".md", "a.md")) == []
     assert wrong(read_document(text.format(7.7), ".md", "a.md")) == [("ratio", "7.7")]
+
+
+def test_a_row_that_says_100_percent_is_the_base_where_another_row_confirms_it():
+    """29,860 / 110,373 x 32 / 8 = 108 %, of the second row."""
+    head = "|GPUs|tok/s|scaling eff %|\n|-|-|-|\n"
+    rows = "|8|29,860|108|\n|32|110,373|100|\n|64|216,507|{}|\n"
+    assert wrong(read_document(head + rows.format(98), ".md", "a.md")) == []
+    found = read_document(head + rows.format(88), ".md", "a.md")
+    assert wrong(found) == [("scaling_efficiency", "88%")]
+
+
+def test_the_last_row_that_begins_with_total_adds_up_the_others():
+    head = "|Block|GPU-hours|USD/GPU-h|USD|\n|-|-|-|-|\n|A|100|2.00|200|\n|B|50|2.00|100|\n"
+    assert wrong(read_document(head + "|Total bought|150||300|\n", ".md", "a.md")) == []
+    assert wrong(read_document(head + "|Total bought|150||400|\n", ".md", "a.md")) == [
+        ("cost", "400")
+    ]
+
+
+def test_nodes_by_gpus_of_a_text_are_those_of_a_table_that_confirms_them():
+    page = "On 8 nodes x 8 H100 GPUs.\n\n|tok/s|tok/s/GPU|\n|-|-|\n|59,217|925.3|\n|54,227|{}|\n"
+    assert wrong(read_document(page.format(847.3), ".md", "a.md")) == []
+    found = read_document(page.format(947.3), ".md", "a.md")
+    assert wrong(found) == [("tokens_per_second_per_gpu", "947.3")]
+
+
+def test_the_one_list_of_settings_holds_for_the_tables_of_a_document():
+    """96 samples are 48 replicas of 2; 97 are none."""
+    page = (
+        "## Configuration\n\n| Field | Value |\n|-|-|\n| Local Batch Size | 2 |\n| TP | 1 |\n\n"
+        "## Results\n\n| GPUs | GBS |\n|-|-|\n| 48 | {} |\n"
+    )
+    assert wrong(read_document(page.format(96), ".md", "a.md")) == []
+    assert wrong(read_document(page.format(97), ".md", "a.md")) == [("global_batch_size", "97")]
+
+
+def test_links_of_devices_are_checked_where_most_are_the_catalogs():
+    """NVLink has 600, 900 and 1,800 GB/s of an A100, H100 and B200, both ways."""
+    text = "| Spec | A100 | H100 | B200 |\n|-|-|-|-|\n| TDP | 400 W | 700 W | 1,000 W |\n"
+    links = (
+        "| NVLink | 600 GB/s | {} GB/s | 1.8 TB/s |\n"
+        "| Peak FP16 TC (dense) | {} TFLOPS | 989 TFLOPS | 2.25 PFLOPS |\n"
+    )
+    assert wrong(read_document(text + links.format(900, 312), ".md", "a.md")) == []
+    assert wrong(read_document(text + links.format(450, 624), ".md", "a.md")) == [
+        ("interconnect_gb_per_second", "450"), ("peak_tflops_per_second", "624"),
+    ]  # fmt: skip
+    half = text + links.format(450, 312).replace("600", "300").replace("1.8", "0.9")
+    assert wrong(read_document(half, ".md", "a.md")) == []  # of one direction

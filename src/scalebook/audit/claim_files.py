@@ -46,7 +46,7 @@ from typing import Any, cast
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.knowledge import in_catalog
-from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.printed import Printed, read_printed, upright
 from scalebook.errors import ClaimError, unknown
 from scalebook.measure.intervals import Interval, point
 from scalebook.settings import PARALLEL_SIZES, named
@@ -221,7 +221,8 @@ def _row(
             values[key] = _value(item, cell, place)
     words, unknown = in_catalog(words)
     place.unread.extend(unknown)
-    return Row(table, words.get("label", table), line, values, words, frozenset(shared))
+    label = words.get("label", table)
+    return Row(table, label, line, upright(values), words, frozenset(shared))
 
 
 def _choice(value: str, key: str, place: Place) -> str:

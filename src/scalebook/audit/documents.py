@@ -34,6 +34,7 @@ from scalebook.audit.row_checks import check_row
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
+from scalebook.measure.intervals import point
 from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
@@ -69,6 +70,7 @@ _SPEEDS = (
     "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
     "elapsed_seconds",
 )  # fmt: skip
+_TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
@@ -471,7 +473,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
             rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
-    total = next((one.label for one in rows if one.label.lower() in ("total", "sum")), None)
+    total = rows[-1].label if re.match(r"(?i)(grand )?total\b|sum$", rows[-1].label) else None
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
@@ -496,7 +498,7 @@ def _totalled(sheet: Sheet) -> Sheet:
     Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
     """
     names = [_heading(head) for head in sheet.head]
-    at = next((i for i, (name, _) in enumerate(names) if name in ("tflops", "tflop/s")), None)
+    at = next((i for i, (name, _) in enumerate(names) if _TFLOPS.fullmatch(name)), None)
     if at is None:
         return sheet
     share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
@@ -644,23 +646,30 @@ def _base(rows: Sequence[Row]) -> str | None:
     """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
     sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
     sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
-    first = rows[min(sized)[1]] if len(sized) > 1 else _said_base(rows)
-    if first is None:
-        return None
-    told = [first.values.get(name) for name in ("speedup", "scaling_efficiency")]
-    return first.label if any(one is not None and one.value == 1 for one in told) else None
+    first = rows[min(sized)[1]] if len(sized) > 1 else None
+    said = [first.values.get(name) for name in _COMPARED] if first else []
+    if first and any(one is not None and one.value == 1 for one in said):
+        return first.label
+    return next((row.label for name in _COMPARED if (row := _said_base(rows, name))), None)
 
 
-def _said_base(rows: Sequence[Row]) -> Row | None:
-    """Return the one row with a speed-up of 1, if another's is that of its rate over this one's."""
-    ones = [row for row in rows if (own := row.values.get("speedup")) and own.value == 1]
+_COMPARED = ("speedup", "scaling_efficiency")
+
+
+def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
+    """Return the one row compared as 1, if another's is that of its rate over this one's."""
+    ones = [row for row in rows if (own := row.values.get(compared)) and own.value == 1]
     if len(ones) != 1:
         return None
     for row, name in product(rows, _SPEEDS):
-        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, "speedup"))
+        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, compared))
         if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
             continue
         times = (base, here) if name.endswith("_seconds") else (here, base)
-        if claimed.claimed.meets(times[0].interval / times[1].interval):
+        speedup, sizes = times[0].interval / times[1].interval, (ones[0], row)
+        if compared == "scaling_efficiency" and not name.endswith("_per_gpu"):
+            gpus = [one.values["gpus"].interval for one in sizes if "gpus" in one.values]
+            speedup = speedup * gpus[0] / gpus[1] if len(gpus) == 2 else point(0)
+        if claimed.claimed.meets(speedup):
             return ones[0]
     return None

@@ -216,10 +216,10 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
     if row.words.get("precision") in WEIGHT_BYTES:
         precision = row.words["precision"]
         yield _known("bytes_per_weight", WEIGHT_BYTES[precision], precision)
-    for size, words in STATE_BYTES:
-        yield _known("state_bytes_per_parameter", size, words)
-    for size, words in CHECKPOINT_BYTES:
-        yield _known("checkpoint_bytes_per_parameter", size, words)
+    for part, usual in (("state", STATE_BYTES), ("checkpoint", CHECKPOINT_BYTES)):
+        quantity = f"{part}_bytes_per_parameter"
+        if not {quantity, f"{part}_gb"} <= row.values.keys():  # else of an optimizer of its own
+            yield from (_known(quantity, size, words) for size, words in usual)
     yield _known("lowest_pue", 1, "no cooling")
     if "pue" not in row.values:
         yield _known("pue", 1, "only the GPUs")

@@ -160,6 +160,19 @@ def _between(low: str, high: str) -> tuple[Interval, Interval]:
     return value, value
 
 
+def upright(values: dict[str, Printed]) -> dict[str, Printed]:
+    """Return before, after and their ratio with one of before over after turned: 1.25x less."""
+    before, after, ratio = map(values.get, ("before", "after", "ratio"))
+    if not (before and after and ratio) or min(after.interval.low, ratio.interval.low) <= 0:
+        return values
+    if ratio.claimed.meets(after.interval / before.interval) or not ratio.claimed.meets(
+        before.interval / after.interval
+    ):
+        return values
+    interval, claimed = (point(1) / one for one in (ratio.interval, ratio.claimed))
+    return values | {"ratio": Printed(ratio.text, 1 / ratio.value, interval, claimed)}
+
+
 def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Printed]:
     """Return before, after and an improvement as what it is: ``2.5x``, or less of a time.
 
