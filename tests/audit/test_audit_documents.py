@@ -980,6 +980,9 @@ def test_a_peak_may_be_printed_in_petaflops_of_one_decimal() -> None:
         ("GPU|Nodes|GPUs per node", "48|8|8", ["gpus"]),
         ("GPUs|Layout|Model", "64|tp4pp2 dp8|X", []),
         ("GPUs|Layout|Model", "48|TP=4, PP=2, FSDP=4|X", ["gpus"]),
+        ("Model|A|B", "X|18 s (10+2 GPUs, FSDP-10, TP=2)|15 s (FSDP-6, TP=2)", []),
+        ("GPUs|Layout|Model", "12|FSDP-5, TP=2|X", ["gpus"]),
+        ("GPUs|Layout|Model", "12|FSDP-10 or FSDP-6, TP=2|X", []),
         ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|25.0%", []),  # of 1,979
         ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|50.0%", []),  # of 989.4, as many count
         ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|12.5%", ["mfu"]),  # of 3,958, the sparse one

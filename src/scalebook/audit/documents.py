@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
@@ -31,10 +31,10 @@ from scalebook.audit.device_tables import (
 from scalebook.audit.fields import plain
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
+from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
-from scalebook.measure.intervals import point
 from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
@@ -66,10 +66,6 @@ _RATES = (
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
-_SPEEDS = (
-    "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
-    "elapsed_seconds",
-)  # fmt: skip
 _TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
@@ -477,7 +473,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
-    base = _base(rows) if len(named) <= 1 else None
+    base = base_of(rows) if len(named) <= 1 else None
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
@@ -628,8 +624,10 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
 
 def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    for short, size in _SIZES.findall(text):
-        yield _LONG[short.upper()], read_printed(size, exact=True)
+    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
+    for name, size in sorted(stated):
+        if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
+            yield name, read_printed(size, exact=True)
     if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
         yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
@@ -640,36 +638,3 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
         found = set(vocabulary.pattern(name).findall(text))
         if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
-
-
-def _base(rows: Sequence[Row]) -> str | None:
-    """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
-    sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
-    sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
-    first = rows[min(sized)[1]] if len(sized) > 1 else None
-    said = [first.values.get(name) for name in _COMPARED] if first else []
-    if first and any(one is not None and one.value == 1 for one in said):
-        return first.label
-    return next((row.label for name in _COMPARED if (row := _said_base(rows, name))), None)
-
-
-_COMPARED = ("speedup", "scaling_efficiency")
-
-
-def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
-    """Return the one row compared as 1, if another's is that of its rate over this one's."""
-    ones = [row for row in rows if (own := row.values.get(compared)) and own.value == 1]
-    if len(ones) != 1:
-        return None
-    for row, name in product(rows, _SPEEDS):
-        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, compared))
-        if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
-            continue
-        times = (base, here) if name.endswith("_seconds") else (here, base)
-        speedup, sizes = times[0].interval / times[1].interval, (ones[0], row)
-        if compared == "scaling_efficiency" and not name.endswith("_per_gpu"):
-            gpus = [one.values["gpus"].interval for one in sizes if "gpus" in one.values]
-            speedup = speedup * gpus[0] / gpus[1] if len(gpus) == 2 else point(0)
-        if claimed.claimed.meets(speedup):
-            return ones[0]
-    return None

@@ -66,19 +66,7 @@ CHECKPOINT_BYTES = (
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names by its own, a platform's or a driver's name."""
     name = row.words.get("accelerator", "cpu")
-    return None if name.lower() == "cpu" else accelerator_named(name)
-
-
-def accelerator_named(name: str) -> Accelerator:
-    """Return the accelerator of a name: the catalog's, a platform's, a driver's, or people's.
-
-    Raises:
-        CatalogError: the catalog has none of this name, or several.
-    """
-    if (found := catalog.accelerator_for_device(name)) is not None:
-        return found
-    platforms = {item.name: item.accelerator for item in catalog.platforms()}
-    return catalog.accelerator(platforms.get(name.lower()) or _spelled(name, platforms) or name)
+    return None if name.lower() == "cpu" else vocabulary.accelerator_named(name)
 
 
 def peaks_of(name: str) -> tuple[float, ...]:
@@ -96,32 +84,6 @@ def has_memory_of_all(row: Row) -> bool:
     if device is None or gpus is None or memory is None or gpus.value == 1:
         return False
     return abs(memory.value / (gpus.value * device.memory_gb) - 1) < APPROXIMATE
-
-
-# What says nothing of which device it is; generations of a form are left out too (SXM5).
-_NO_NAME = re.compile(
-    r"nvidia|amd|instinct|tesla|geforce|intel|google|aws|[dh]gx|gpus?|tensor|core|hbm\w*|oam"
-    r"|nvl72|\d+x"
-)
-
-
-def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
-    """Return the catalog's name of a device as people write it: ``H100 80GB SXM``, ``h100_80gb``.
-
-    Of several that fit, the one that a platform is named after; None where that settles nothing.
-    """
-
-    def pieces(text: str) -> list[str]:
-        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
-        return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
-
-    wanted = pieces(name.replace("_", " "))
-    every = [device.name for device in catalog.accelerators()]
-    fits = [one for one in every if wanted and set(wanted) <= set(pieces(one))]
-    fits = fits or [one for one in every if "".join(wanted) == "".join(pieces(one))]
-    usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
-    chosen = [one for one in fits if one in usual] or fits
-    return chosen[0] if len(chosen) == 1 else None
 
 
 def model_of(row: Row) -> ModelShape | None:

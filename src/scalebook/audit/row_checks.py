@@ -110,12 +110,9 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
         return
     right = solve(identity, item.quantity, known.facts)
     found = compare(known.row, item, identity.text, right)
-    if found.verdict == "contradicts":
-        found = _rounded_before(known, item, identity, right) or found
-    if found.verdict == "contradicts":
-        found = _experts_apart(known, item, identity, right) or found
-    if found.verdict == "contradicts":
-        found = _in_gib(known, item, identity, right) or found
+    for excuse in (_rounded_before, _experts_apart, _in_gib):
+        if found.verdict == "contradicts":
+            found = excuse(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
         notes = (found.note, *_instead(known, identity))
         found = replace(found, note="; ".join(filter(None, notes)))

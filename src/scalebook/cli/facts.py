@@ -321,7 +321,7 @@ def strategies(options: argparse.Namespace) -> int:
 
 def published(options: argparse.Namespace) -> int:
     """Print published results as their sources state them."""
-    from scalebook.audit.knowledge import accelerator_named
+    from scalebook.audit.fields import accelerator_named
     from scalebook.facts import catalog
 
     device = accelerator_named(options.accelerator).name if options.accelerator else None
