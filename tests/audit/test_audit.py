@@ -1095,3 +1095,9 @@ def test_the_price_of_a_node_is_that_of_its_gpus():
     claim = "[[claims]]\ngpus_per_node='8'\nprice_per_node_hour='$22.40'\nprice_per_gpu_hour='{}'\n"
     assert {check.verdict for check in checks_of(claim.format("$2.80"))} == {"holds"}
     assert "contradicts" in {check.verdict for check in checks_of(claim.format("$3.80"))}
+
+
+def test_stages_of_uneven_layers_are_possible():
+    claim = "[[claims]]\nmodel='llama3.1-8b'\npipeline_parallel_size='{}'\n"
+    verdicts = {size: {c.verdict for c in checks_of(claim.format(size))} for size in (4, 5)}
+    assert verdicts == {4: {"holds"}, 5: {"possible"}}  # of 32 layers
