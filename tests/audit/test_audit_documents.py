@@ -1045,6 +1045,8 @@ def test_ratios_of_two_devices_are_checked_where_both_have_one_unit():
     )
     assert wrong(read_document(text.format(6.7), ".md", "a.md")) == []
     assert wrong(read_document(text.format(7.7), ".md", "a.md")) == [("ratio", "7.7")]
+    two = text + "| FP4 / NVFP4 | 9000 / 10000 | 12600 / 15000 | ~1.4–1.5× |\n"
+    assert wrong(read_document(two.format(6.7), ".md", "a.md")) == []
 
 
 def test_a_row_that_says_100_percent_is_the_base_where_another_row_confirms_it():

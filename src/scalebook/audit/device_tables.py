@@ -179,7 +179,7 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
         yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
 
 
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+_NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
 def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
@@ -191,17 +191,12 @@ def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     for line, cells in sheet.rows:
         label, *values = (plain(cell) for cell in cells)
         stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
-        found = [_NUMBER.search(one) for one in values[:2]]
-        pair = [read_printed(one[0]) for one in found if one]
-        units = {
-            re.sub(r"[^a-z/]", "", _NUMBER.sub("", one, count=1).lower()) for one in values[:2]
-        }
-        if (
-            len(units) > 1
-            or stated is None
-            or len(pair) != len(found)
-            or not all(one.value for one in pair)
-        ):
+        found = [_NUMBER.findall(one) for one in values]
+        if stated is None or {len(one) for one in found} != {1}:  # of 9000 / 10000: which?
+            continue
+        pair = [read_printed(one) for (one,) in found[:2]]
+        units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
+        if len(units) > 1 or not all(one.value for one in pair):
             continue
         ratio = read_printed(stated[1])
         pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
