@@ -770,8 +770,8 @@ def test_what_is_not_read_of_a_table_of_devices_is_said_and_a_small_unit_is_read
     result = audit(read_document(text, ".md", "a.md"))
     assert result.claims.unread == ("'Bandwidth' of 'Table'",)
     memory, _, peak, other = result.checks
-    # 288 GB are fitted: 3 % less may be usable, and 288 GiB are 309 GB
-    assert "or 279 to 309 (MI355X, as fitted or usable)" in memory.note
+    # 288 GB are fitted: 1.6 % less may be usable, and 288 GiB are 309 GB
+    assert "or 283 to 309 (MI355X, as printed)" in memory.note
     assert (peak.verdict, peak.stated) == ("contradicts", "0.0025")
     assert (other.verdict, other.stated) == ("holds", "1.3 PFLOPS")  # 1,307 TFLOP/s
 
@@ -956,3 +956,143 @@ def test_a_peak_may_be_printed_in_petaflops_of_one_decimal() -> None:
     head = "GPU;BF16 TFLOPs (dense)"
     assert accused(page(head, "MI355X;2500", "MI300X;1307")) == []  # 2,516.6
     assert accused(page(head, "MI355X;2400", "MI300X;1307")) == [("peak_tflops_per_second", "2400")]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "expected"),
+    [
+        # 4 x 2,048 tokens / 2 s = 4,096
+        ("GBS|Seq len|s/step|Tokens/s", "4|2048|2.0|4,100", []),
+        ("GBS|Seq len|s/step|Tokens/s", "4|2048|2.0|5,000", ["tokens_per_second"]),
+        ("GBS|Seq len|ms/iter|Tokens/s", "4|2048|2000|5,000", ["tokens_per_second"]),
+        ("GPUs|tok/step|step ms|Tokens/s", "8|8192|2000|5,000", ["tokens_per_second"]),
+        # 445 / 989.4 = 45.0 %
+        ("Device|TFLOPs/GPU|MFU%", "H100|445|45.0", []),
+        ("Device|TFLOPs/GPU|MFU%", "H100|445|22.5", ["mfu"]),
+        ("Device|TFLOPs/GPU|MFU%", "A100 PCIe|100|32.1", []),  # of 312
+        ("Runs on|TFLOPs/GPU|MFU", "8xH100|445|22.5%", ["mfu"]),
+        ("Runs on|TFLOPs/GPU|MFU", "8x RTX 4090|80|24.2%", ["mfu"]),  # 80 / 165.2 = 48.4 %
+        ("Runs on|TFLOPs/GPU|MFU", "H100 PCIe|400|52.9%", []),  # of 756, not of 989
+        # a mean of eight seeds
+        ("GPUs|Tokens/s|Tokens/s/GPU", "8|800.0 ± 7.5|100.0", []),
+        ("GPUs|Tokens/s|Tokens/s/GPU", "8|800.0 ± 7.5|110.0", ["tokens_per_second_per_gpu"]),
+        ("GPU|Nodes|GPUs per node", "64|8|8", []),
+        ("GPU|Nodes|GPUs per node", "48|8|8", ["gpus"]),
+        ("GPUs|Layout|Model", "64|tp4pp2 dp8|X", []),
+        ("GPUs|Layout|Model", "48|TP=4, PP=2, FSDP=4|X", ["gpus"]),
+        ("Model|A|B", "X|18 s (10+2 GPUs, FSDP-10, TP=2)|15 s (FSDP-6, TP=2)", []),
+        ("GPUs|Layout|Model", "12|FSDP-5, TP=2|X", ["gpus"]),
+        ("GPUs|Layout|Model", "12|FSDP-10 or FSDP-6, TP=2|X", []),
+        ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|25.0%", []),  # of 1,979
+        ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|50.0%", []),  # of 989.4, as many count
+        ("Case|TFLOPs/GPU|MFU", "H100 in FP8|495|12.5%", ["mfu"]),  # of 3,958, the sparse one
+        ("Model|Device|GPUs|Tokens/s|MFU", "7B Dense|H100|8|280K|41.7%", ["mfu"]),
+    ],
+)
+def test_what_a_heading_or_a_cell_says_in_short_is_read(head: str, row: str, expected: list[str]):
+    text = f"|{head}|\n|{'-|' * (head.count('|') + 1)}\n|{row}|\n"
+    assert {field for field, _ in wrong(read_document(text, ".md", "a.md"))} == set(expected)
+
+
+def test_a_step_of_more_samples_is_not_accused_by_its_time():
+    """50.53 / 18.92 samples/s are 2.67; a step of one run is 19 times the work of the other's."""
+    head = "|Loader|Samples/s|Speedup|Runtime|Steps|\n|-|-|-|-|-|\n"
+    rows = "|A|18.92|1.00x|10367.6s|24525|\n|B|50.53|2.67x|3882.7s|1278|\n"
+    rows += "|C|37.84|2.00x|5183.8s|3270|\n"
+    assert wrong(read_document(head + rows, ".md", "a.md")) == []
+    less = rows.replace("2.67", "2.17")
+    assert {name for name, _ in wrong(read_document(head + less, ".md", "a.md"))} == {"speedup"}
+
+
+def test_one_node_may_run_with_one_gpu_and_with_more():
+    text = "Nodes,GPUs,Samples/s,Speedup\n1,1,107.3,1\n1,4,397.7,3.71\n2,16,1404,13.08\n"
+    assert wrong(read_document(text, ".csv", "a.csv")) == []
+
+
+def test_the_model_and_the_length_of_a_heading_further_up_count_if_no_other_is_named():
+    """1,024 x 4,096 tokens x 48.25 GFLOP / 256 GPUs / 1.9 s = 416 TFLOP/s."""
+    page = (
+        "# Llama 3.1 8B on H100\n\nWith SeqLen=4096.{more}\n\n## Results of 256 GPUs\n\n"
+        "|GBS|TFLOP/s/GPU|Step time (s)|\n|-|-|-|\n|1024|{rate}|1.9|\n"
+    )
+    assert wrong(read_document(page.format(more="", rate=416), ".md", "a.md")) == []
+    found = read_document(page.format(more="", rate=346), ".md", "a.md")
+    assert wrong(found) == [("model_tflops_per_second_per_gpu", "346")]
+    other = read_document(page.format(more=" Mistral 7B is next.", rate=346), ".md", "a.md")
+    assert wrong(other) == []
+
+
+def test_what_makers_print_of_a_device_is_possible_and_bare_bandwidth_is_of_memory():
+    """NVIDIA gives a B300 1,100 or 1,400 W; 3.35 and 4.8 TB/s are those of memory."""
+    text = (
+        "| Spec | H100 SXM | H200 | B300 |\n|---|---|---|---|\n"
+        "| Memory | 80 GB | 141 GB | 288 GB |\n"
+        "| Bandwidth | 3.35 TB/s | {} TB/s | 8 TB/s |\n| TDP | 700 W | 700 W | {} W |\n"
+    )
+    assert wrong(read_document(text.format(4.8, "1,400"), ".md", "a.md")) == []
+    assert wrong(read_document(text.format(5.8, "1,600"), ".md", "a.md")) == [
+        ("memory_bandwidth_tb_per_second", "5.8"), ("tdp_watts", "1600"),
+    ]  # fmt: skip
+    links = text.replace("3.35 TB", "900 GB").replace("8 TB", "1800 GB").format(900, 1100)
+    assert wrong(read_document(links, ".md", "a.md")) == []
+
+
+def test_ratios_of_two_devices_are_checked_where_both_have_one_unit():
+    text = (
+        "| metric | H20 | H200 | ratio |\n|---|---|---|---|\n| BF16 compute | 148 TFLOPS | "
+        "989 TFLOPS | {}× |\n| NVLink | 900 GB/s | 1.8 TB/s | 2.0× |\n"
+        "| TDP | 400 W | 700 W | 1.75× |\n"
+    )
+    assert wrong(read_document(text.format(6.7), ".md", "a.md")) == []
+    assert wrong(read_document(text.format(7.7), ".md", "a.md")) == [("ratio", "7.7")]
+    two = text + "| FP4 / NVFP4 | 9000 / 10000 | 12600 / 15000 | ~1.4–1.5× |\n"
+    assert wrong(read_document(two.format(6.7), ".md", "a.md")) == []
+
+
+def test_a_row_that_says_100_percent_is_the_base_where_another_row_confirms_it():
+    """29,860 / 110,373 x 32 / 8 = 108 %, of the second row."""
+    head = "|GPUs|tok/s|scaling eff %|\n|-|-|-|\n"
+    rows = "|8|29,860|108|\n|32|110,373|100|\n|64|216,507|{}|\n"
+    assert wrong(read_document(head + rows.format(98), ".md", "a.md")) == []
+    found = read_document(head + rows.format(88), ".md", "a.md")
+    assert wrong(found) == [("scaling_efficiency", "88%")]
+
+
+def test_the_last_row_that_begins_with_total_adds_up_the_others():
+    head = "|Block|GPU-hours|USD/GPU-h|USD|\n|-|-|-|-|\n|A|100|2.00|200|\n|B|50|2.00|100|\n"
+    assert wrong(read_document(head + "|Total bought|150||300|\n", ".md", "a.md")) == []
+    assert wrong(read_document(head + "|Total bought|150||400|\n", ".md", "a.md")) == [
+        ("cost", "400")
+    ]
+
+
+def test_nodes_by_gpus_of_a_text_are_those_of_a_table_that_confirms_them():
+    page = "On 8 nodes x 8 H100 GPUs.\n\n|tok/s|tok/s/GPU|\n|-|-|\n|59,217|925.3|\n|54,227|{}|\n"
+    assert wrong(read_document(page.format(847.3), ".md", "a.md")) == []
+    found = read_document(page.format(947.3), ".md", "a.md")
+    assert wrong(found) == [("tokens_per_second_per_gpu", "947.3")]
+
+
+def test_the_one_list_of_settings_holds_for_the_tables_of_a_document():
+    """96 samples are 48 replicas of 2; 97 are none."""
+    page = (
+        "## Configuration\n\n| Field | Value |\n|-|-|\n| Local Batch Size | 2 |\n| TP | 1 |\n\n"
+        "## Results\n\n| GPUs | GBS |\n|-|-|\n| 48 | {} |\n"
+    )
+    assert wrong(read_document(page.format(96), ".md", "a.md")) == []
+    assert wrong(read_document(page.format(97), ".md", "a.md")) == [("global_batch_size", "97")]
+
+
+def test_links_of_devices_are_checked_where_most_are_the_catalogs():
+    """NVLink has 600, 900 and 1,800 GB/s of an A100, H100 and B200, both ways."""
+    text = "| Spec | A100 | H100 | B200 |\n|-|-|-|-|\n| TDP | 400 W | 700 W | 1,000 W |\n"
+    links = (
+        "| NVLink | 600 GB/s | {} GB/s | 1.8 TB/s |\n"
+        "| Peak FP16 TC (dense) | {} TFLOPS | 989 TFLOPS | 2.25 PFLOPS |\n"
+    )
+    assert wrong(read_document(text + links.format(900, 312), ".md", "a.md")) == []
+    assert wrong(read_document(text + links.format(450, 624), ".md", "a.md")) == [
+        ("interconnect_gb_per_second", "450"), ("peak_tflops_per_second", "624"),
+    ]  # fmt: skip
+    half = text + links.format(450, 312).replace("600", "300").replace("1.8", "0.9")
+    assert wrong(read_document(half, ".md", "a.md")) == []  # of one direction

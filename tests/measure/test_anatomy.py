@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import time
+from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -767,6 +768,22 @@ def test_theory_beside_the_marks_is_that_of_the_runs_sizes(tmp_path: Path):
     assert len({found.data, whole.data, plain.data}) == 3
     unsaid = {name: one for name, one in SIZES.items() if "precision" not in name}
     assert step_anatomy(run_of(tmp_path, **unsaid)).theory == by_hand
+
+
+def test_there_is_no_theory_of_gradients_in_a_precision_that_a_log_does_not_say(tmp_path: Path):
+    whole = SIZES | {"context_parallel_size": 1, "expert_parallel_size": 1}
+    said = {name: one for name, one in whole.items() if name != "gradient_precision"}
+
+    def theory(**sizes: Any) -> communication.CommunicationEstimate | None:
+        run = run_of(tmp_path, **sizes)
+        record = run.record.model_copy(update={"source": "ingested"})
+        return step_anatomy(replace(run, record=record)).theory
+
+    assert theory(**whole) is not None
+    assert theory(**said) is None
+    alone = said | {"world_size": 4, "global_batch_size": 16}  # one replica sends no gradients
+    assert theory(**alone) == theory(**alone, gradient_precision="bf16") is not None
+    assert theory(**alone | {"precision": None}) is None  # of 2 or of 4 bytes
 
 
 @pytest.mark.parametrize(

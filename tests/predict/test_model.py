@@ -461,7 +461,7 @@ def test_each_warning_is_said_where_it_holds_and_nowhere_else() -> None:
 
 def test_a_predictor_says_what_it_learned_from_and_what_taught_nothing() -> None:
     runs = [known("a", 2.0, 10.0), known("b", 2.1, 30.0), known("c", 2.0, None, seed=2),
-            known("d", 3.0, 80.0, micro_batch_size=1, platform="dgx_h100")]  # fmt: skip
+            known("d", 3.0, 80.0, platform="dgx_h100")]  # fmt: skip
     other = replace(runs[0], run_id="e", accelerator=catalog.accelerator("B200-SXM-180GB"))
     made = predictor("h100", [*runs, other], without=3, folders=["here"])
     basis = made.basis

@@ -146,6 +146,7 @@ SAID = [
     ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
      "shared memory (shm).", "failed", "shared_memory"),
     ("OSError: [Errno 28] No space left on device", "failed", "no_space"),
+    ("Message: The node was low on resource: ephemeral-storage.", "failed", "no_space"),
     ("node:7:9 [0] misc/ibvwrap.cc:101 NCCL WARN Call to ibv_reg_mr failed with error Cannot "
      "allocate memory", "failed", "collective_error"),
     ("scalebook.train: precision='fp8' needs Transformer Engine.", "failed", "refused"),

@@ -38,15 +38,15 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import unknown_names
-from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.knowledge import in_catalog
+from scalebook.audit.printed import Printed, read_printed, upright
 from scalebook.errors import ClaimError, unknown
 from scalebook.measure.intervals import Interval, point
 from scalebook.settings import PARALLEL_SIZES, named
@@ -59,6 +59,7 @@ class Place:
     file: str
     text: str
     start: int = 1
+    unread: list[str] = field(default_factory=list[str])  # of the whole text
 
     def headers(self, name: str, count: int) -> list[Place]:
         """Return the places of every ``[[name]]``, or ``count`` times this one if they differ."""
@@ -66,7 +67,7 @@ class Place:
         found = [i for i, line in enumerate(self.text.splitlines(), 1) if pattern.match(line)]
         if len(found) != count:  # written in another way, or inside a text
             return [self] * count
-        return [Place(self.file, self.text, line) for line in found]
+        return [replace(self, start=line) for line in found]
 
     def error(self, message: str, near: str | None = None) -> ClaimError:
         """Return the error with file and line: of the first ``near`` from here on, or of here."""
@@ -118,7 +119,8 @@ def parse_claims(text: str, name: str) -> Claims:
     if sum(len(table.rows) for table in tables) > MOST_ROWS:
         raise place.error(f"more than {MOST_ROWS:,} rows. Split it.")
     title = _word(data.get("title", name), "title", place)
-    return Claims(title, _word(data.get("source", ""), "source", place), tuple(tables))
+    source, unread = _word(data.get("source", ""), "source", place), dict.fromkeys(place.unread)
+    return Claims(title, source, tuple(tables), tuple(unread))
 
 
 def _known(data: Mapping[str, Any], allowed: tuple[str, ...], kind: str, place: Place) -> None:
@@ -217,13 +219,10 @@ def _row(
             words[key] = _choice(_word(cell, key, place), key, place)
         else:
             values[key] = _value(item, cell, place)
-    row = Row(table, words.get("label", table), line, values, words, frozenset(shared))
-    problem = unknown_names(row)
-    if problem is not None:
-        named = (words.get(key, "") for key in ("model", "accelerator"))
-        near = next((name for name in named if name and repr(name) in problem), row.label)
-        raise place.error(f"{problem} Leave it out where the catalog has none.", near)
-    return row
+    words, unknown = in_catalog(words)
+    place.unread.extend(unknown)
+    label = words.get("label", table)
+    return Row(table, label, line, upright(values), words, frozenset(shared))
 
 
 def _choice(value: str, key: str, place: Place) -> str:
@@ -321,17 +320,18 @@ def parse_results(rows: Sequence[Mapping[str, Any]], name: str) -> Claims:
     Raises:
         ClaimError: no run completed, a number is none, or a name is no short printable text.
     """
+    unread: list[str] = []
     found = tuple(
-        _result(row, f"{name} row {number}")
+        _result(row, f"{name} row {number}", unread)
         for number, row in enumerate(rows, 1)
         if row.get("status", "completed") == "completed"
     )
     if not found:
         raise ClaimError(f"{name} contains no completed run to audit.")
-    return Claims("Result rows", name, (Table("Results", found),))
+    return Claims("Result rows", name, (Table("Results", found),), tuple(dict.fromkeys(unread)))
 
 
-def _result(data: Mapping[str, Any], place: str) -> Row:
+def _result(data: Mapping[str, Any], place: str, unread: list[str]) -> Row:
     label = _text(data.get("run_id"), place) or place
     words = {key: text for key in WORDS if (text := _text(data.get(key), place))}
     values = {
@@ -345,22 +345,9 @@ def _result(data: Mapping[str, Any], place: str) -> Row:
     if over and over != words.get("precision"):  # an fp8 run whose MFU is over the bf16 peak
         values = {key: value for key, value in values.items() if key not in PEAK_FIELDS}
         words["note"] = f"MFU over the {over} peak: left out"
-    return _without_unknown(Row("Results", label, None, values, words))
-
-
-def _without_unknown(row: Row) -> Row:
-    """Return the row without names that the catalog lacks; a note says which."""
-    problem = unknown_names(row)
-    if problem is None:
-        return row
-    problem = problem.partition(" Known")[0]
-    rest = row
-    for keys in (WORDS[:1], WORDS[1:2], WORDS[:2]):  # the model, the accelerator, or both
-        words = {name: text for name, text in row.words.items() if name not in keys}
-        rest = replace(row, words={**words, "note": problem})
-        if unknown_names(rest) is None:
-            break
-    return rest
+    words, unknown = in_catalog(words)
+    unread += unknown
+    return Row("Results", label, None, values, words)
 
 
 def _text(value: Any, place: str) -> str:

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
@@ -100,33 +101,28 @@ def in_html(text: str) -> tuple[list[Sheet], str]:
     return parser.sheets, " ".join(parser.shown)
 
 
-# What a source may print of a device instead of the catalog's value, as factors of it: memory and
-# its bandwidth as fitted or as usable, in GiB or in GB.
-_PRINTED = {
-    "device_memory_gb": ("memory_gb", 0.97, 2**30 / 1e9),
-    "memory_bandwidth_tb_per_second": ("memory_bandwidth_tb_per_second", 0.955, 1.045),
-    "tdp_watts": ("tdp_watts", 0.95, 1.05),
-}
 _PETA = 1e3  # TFLOP/s
-_WITH_PROCESSOR = ("GH", "GB")  # the power of their modules is printed, too
 
 
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
-    """Yield what a quantity of a device may be in print."""
-    device = accelerator_of(row)
-    name, low, high = _PRINTED.get(quantity, ("", 1.0, 1.0))
-    value = getattr(device, name) if device is not None and name else None
-    if device is not None and quantity == "tdp_watts" and device.name.startswith(_WITH_PROCESSOR):
-        low, high = 0.6, 2.5
-    peak = device.peak_tflops.get(row.words.get("precision", "bf16")) if device else None
-    rounded = round((peak or 0.0) / _PETA, 1) * _PETA  # 2,516.6 is printed as 2.5 PFLOP/s
-    if quantity == "peak_tflops_per_second" and peak and peak * 0.99 < rounded < peak:
-        around, variant = Interval(rounded, peak), f"{device.name}, in PFLOP/s" if device else ""
-        yield Fact(quantity, around, peak, show(peak), "catalog", variant=variant, bound=True)
-    if device is not None and value is not None:
-        between = Interval(value * low, value * high)
-        variant = f"{device.name}, as fitted or usable"
-        yield Fact(quantity, between, value, show(value), "catalog", variant=variant, bound=True)
+    """Yield what is printed of a device in place of the catalog's value: a bound of ``printed``."""
+    device, rules = accelerator_of(row), vocabulary.headings()["printed"]
+    if device is None:
+        return
+    value = getattr(device, "memory_gb" if quantity == "device_memory_gb" else quantity, None)
+    own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
+    if value is not None and quantity in rules["factors"]:
+        low, high = own or (value * factor for factor in rules["factors"][quantity])
+    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
+        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
+        low, high = round(value / _PETA, 1) * _PETA, value
+        if not high * 0.99 < low < high:
+            return
+    else:
+        return
+    yield Fact(
+        quantity, Interval(low, high), value, show(value), "catalog", variant=variant, bound=True
+    )
 
 
 _FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
@@ -158,6 +154,7 @@ _IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNO
 
 def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
     unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
     if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
         cell = f"{cell} {unit[unit.lastindex or 1]}"
@@ -182,7 +179,7 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
         yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
 
 
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+_NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
 def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
@@ -194,9 +191,12 @@ def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     for line, cells in sheet.rows:
         label, *values = (plain(cell) for cell in cells)
         stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
-        found = [_NUMBER.search(one) for one in values[:2]]
-        pair = [read_printed(one[0]) for one in found if one]
-        if stated is None or len(pair) != len(found) or not all(one.value for one in pair):
+        found = [_NUMBER.findall(one) for one in values]
+        if stated is None or {len(one) for one in found} != {1}:  # of 9000 / 10000: which?
+            continue
+        pair = [read_printed(one) for (one,) in found[:2]]
+        units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
+        if len(units) > 1 or not all(one.value for one in pair):
             continue
         ratio = read_printed(stated[1])
         pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
@@ -220,7 +220,15 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         name: [at for at, one in enumerate(plain_heads) if at and re.fullmatch(rule, one)]
         for name, rule in rules.items()
     }
-    peaks = fitting.pop("peak")
+    peaks, bare = fitting.pop("peak"), fitting.pop("bare bandwidth")
+    fitting["memory bandwidth tb per second"] = fitting["memory bandwidth tb per second"] or [
+        at for at in bare if _mostly_fit(known, heads, at, "memory_bandwidth_tb_per_second")
+    ]
+    fitting["interconnect gb per second"] = [
+        at
+        for at in fitting["interconnect gb per second"]
+        if _mostly_fit(known, heads, at, "interconnect_gb_per_second")
+    ]
     parts = {name: places[0] for name, places in fitting.items() if len(places) == 1}
     if len(known) * 2 < len(sheet.rows) or not (parts or peaks):
         yield sheet
@@ -229,7 +237,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     others = set(range(1, len(heads))) - {*parts.values(), *peaks}
     unread += [f"{heads[at]!r} of {sheet.name!r}" for at in sorted(others)]
     rows = [
-        (line, [*row[:1] * 2, *(_base_amount(plain(row[at]), heads[at]) for at in parts.values())])
+        (line, [*row[:1] * 2, *(_part(row, heads, name, at) for name, at in parts.items())])
         for line, row in known
     ]
     for _, row in rows:
@@ -241,7 +249,28 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])
 
 
-_PRECISIONS = re.compile(r"bf16|fp8|fp4")
+def _part(row: Sequence[str], heads: Sequence[str], name: str, at: int) -> str:
+    """Return the amount of a device's part, a link's in GB/s."""
+    stated = _base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
+    return f"{amount(stated) * 1e3:.10g}" if stated and name.startswith("inter") else stated
+
+
+def _mostly_fit(
+    rows: Sequence[tuple[int, list[str]]], heads: Sequence[str], at: int, name: str
+) -> bool:
+    """Return whether most of the numbers in a column are those of the catalog's devices."""
+    fits = list[bool]()
+    for _, row in rows:
+        stated = _part(row, heads, name, at)
+        device = accelerator_of(Row("", "", None, {}, catalog_words("accelerator", plain(row[0]))))
+        if stated and device is not None:
+            known = getattr(device, name) or 0.0
+            fits.append(abs(amount(stated) - known) < _SAME_BANDWIDTH * known)
+    return sum(fits) * 2 > len(fits)
+
+
+_SAME_BANDWIDTH = 0.05
+_PRECISIONS = re.compile(r"bf16|fp16|fp8|fp4")
 
 
 def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precision: str) -> Sheet:
@@ -256,14 +285,45 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)
 
 
+_DEVICE = re.compile(
+    r"(?:\b|(?<=\d[x×]))(?:tpu[ -])?((?:(?:rtx|gaudi|trainium)[ -]?|[a-z]+)\d+\w*)\b"
+    r"((?:[- ](?:\d+ ?gb|pcie|nvl|sxm\d?)\b)*)"
+)
+
+
 def devices_in(text: str) -> list[str]:
-    """Return the platforms of the catalog that a text names, in its order."""
-    names = {platform.name for platform in catalog.platforms()}
-    words = re.findall(r"\b([a-z]+\d+\w*?)s?\b(?:[- ](\d+ ?gb))?", text.lower())
-    sized = ((f"{word}-{size.replace(' ', '')}", word) for word, size in words)
-    named = (next((name for name in pair if name in names), "") for pair in sized)
-    tpus = (f"TPU-{one}" for one in re.findall(r"\b(v(?:5e|5p|6e))\b", text.lower()))
-    return list(dict.fromkeys(name for name in (*named, *tpus) if name))
+    """Return the devices of the catalog that a text names, in its order, by their platforms."""
+    return devices_and_rest(text)[0]
+
+
+def devices_and_rest(text: str) -> tuple[list[str], str]:
+    """Return the devices that ``devices_in`` does, and the text without their names."""
+    every = tuple(device.name for device in catalog.accelerators())
+    names = _names(every, tuple(platform.name for platform in catalog.platforms()))
+    found = list[str]()
+
+    def take(match: re.Match[str]) -> str:
+        word = re.sub("[ -]", "", match[1])
+        forms = re.findall(r"pcie|nvl|\d+ ?gb", match[2])
+        sized = [f"{word}-{one.replace(' ', '')}" for one in forms]
+        cards = [one for one in every if "pcie" in forms and one.lower().startswith(f"{word}-pcie")]
+        tried = (*cards[-1:], *map(names.get, (*sized, word, word.removesuffix("s"))))
+        name = next(filter(None, tried), "")
+        found.extend([name] if name else [])
+        return " " if name else match[0]
+
+    rest = _DEVICE.sub(take, text.lower())
+    return list(dict.fromkeys(found)), rest
+
+
+@cache
+def _names(devices: tuple[str, ...], platforms: tuple[str, ...]) -> dict[str, str]:
+    """Return the platforms, and the devices of one form, by what people write in one word."""
+    single = {re.sub("tpu-|-", "", one.lower()): one for one in devices if _SINGLE.fullmatch(one)}
+    return single | dict(zip(platforms, platforms, strict=True))
+
+
+_SINGLE = re.compile(r"[A-Z]+-?\d{2,}[A-Z]?|(?:Gaudi|Trainium)\d|TPU-v\d[ep]")  # of one form: L40S
 
 
 def amount(text: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 from scalebook.audit import fields as vocabulary
@@ -18,6 +18,7 @@ from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.device_tables import (
     Sheet,
     amount,
+    devices_and_rest,
     devices_in,
     in_html,
     near,
@@ -30,6 +31,7 @@ from scalebook.audit.device_tables import (
 from scalebook.audit.fields import plain
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
+from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
@@ -39,12 +41,17 @@ SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
+_MOST_PROSE = 100_000  # characters of a document that must name one model only
+# what a heading further up may say, if nothing else is named, or the one list of settings
+_OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
-_SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
-_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
+_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
+_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
+    ("DP", "FSDP"), "data_parallel_size"
+)
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
@@ -59,10 +66,7 @@ _RATES = (
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
-_SPEEDS = (
-    "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
-    "elapsed_seconds",
-)  # fmt: skip
+_TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
 
@@ -110,6 +114,11 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     counts = set(vocabulary.pattern("gpus").findall(prose))
     single = [table.rows[0].values for table in tables if len(table.rows) == 1]
     counts |= {one["gpus"].text for one in single if "gpus" in one and one["gpus"].value > 1}
+    if products := {
+        str(int(nodes) * int(each or every))
+        for nodes, each, every in vocabulary.pattern("nodes_of").findall(prose)
+    }:  # 8 nodes x 8 GPUs
+        counts = products
     tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
@@ -122,8 +131,9 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
 
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
-    lines, name, above = text.splitlines(), "Table", ""
-    sheet, outer = None, list[str]()  # headings, each of more # than the one before
+    lines, name = text.splitlines(), "Table"
+    whole = _context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
+    sheet, outer = None, [""]  # headings, each of more # than the one before, with their text
     for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
             if not _SEPARATOR.fullmatch(line):
@@ -133,15 +143,23 @@ def _markdown(text: str) -> Iterator[Sheet]:
             yield sheet
             sheet = None
         if line.startswith("#"):
-            name, above = plain(line.lstrip("#")) or name, ""
+            name = plain(line.lstrip("#")) or name
             marks = line[: len(line) - len(line.lstrip("#"))]
-            outer = [one for one in outer if not one.startswith(marks)] + [line]
-        above += f" {line}"
+            outer = [one for one in outer if not one.startswith(marks)] + [""]
+        outer[-1] += f"{line}\n"
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
-            given |= _context(f"{name} {above[-MOST_TEXT:]}")
-            hint = "; ".join(text for text in map(plain, outer) if knowledge.LORA.search(text))
+            counts = set(
+                vocabulary.pattern("gpus").findall(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
+            )
+            given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
+            given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            around = _context(" ".join(one[:MOST_TEXT] for one in outer))
+            alone = {key for key in _OF_DOCUMENT if around.get(key) and key in whole}
+            given = {key: around[key] for key in alone} | given
+            titles = (plain(one.partition("\n")[0]) for one in outer)
+            hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
     if sheet is not None:
         yield sheet
@@ -237,22 +255,27 @@ def _context(text: str) -> dict[str, str]:
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
-    """Give every table the device and its number that the one list of hardware states.
+    """Give every table what the one list of hardware and the one of settings state.
 
-    Without such a list, the one ``device`` that the whole document names.
+    Without a list of hardware, the one ``device`` that the whole document names.
     """
-    pattern = vocabulary.headings()["setup"]["heading"]
-    told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
-    given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
+    found = list[dict[str, str]]()
+    for pattern in vocabulary.headings()["setup"].values():
+        told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
+        pairs = zip(told[0].head, told[0].rows[0][1], strict=True) if len(told) == 1 else ()
+        found.append(_context("; ".join(f"{name}: {value}" for name, value in pairs)))
+    hardware, settings = found
+    given = dict(hardware if "accelerator" in hardware else device)
+    given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        sheet.given = dict(given if "accelerator" in given else device) | sheet.given
+        sheet.given = given | sheet.given
 
 
 def _device_in(text: str) -> dict[str, str]:
     """Return the device that a text names; an empty name where it names another, known or not."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found = devices_in(text)
-    other = [one for one in vocabulary.pattern("devices").findall(text) if not devices_in(one)]
+    found, rest = devices_and_rest(text)
+    other = vocabulary.pattern("devices").search(rest)
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
@@ -321,7 +344,8 @@ def _heading(text: str) -> tuple[str, str]:
     """Return the name and the unit of a heading: ``Step time (ms)``."""
     shown = plain(text.replace("_", " ")).lower()
     if vocabulary.field(shown.replace(" ", "_")) is None:
-        shown = re.sub(r" (seconds|ms)$", r" (\1)", shown)
+        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
+        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
     match = _UNIT.match(shown)
     return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
 
@@ -366,7 +390,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     for index, name, unit in later:
         settled = _settled(name, known)
         if settled is not None:
-            single.append(_Column(index, settled, unit, None))
+            kind = vocabulary.headings()["kinds"].get(settled)
+            single.append(_Column(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
             reason = next(
@@ -387,21 +412,22 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
     of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    ratio = [
+        at
+        for at, one in enumerate(sheet.head)
+        if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
+    ]
+    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
+    named = any(_named(*_heading(one)) for one in sheet.head[1:])
     if not of_runs:
         yield from of_devices(sheet, unread)
-        return
-    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
-    if len(known) * 2 < len(sheet.rows) or any(_named(*_heading(one)) for one in sheet.head[1:]):
+    elif len(known) * 2 < len(sheet.rows) or named:
         yield sheet
+        return
     else:  # rows are quantities, columns are runs
-        ratio = [
-            at
-            for at, one in enumerate(sheet.head)
-            if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
-        ]
         yield from turned(sheet, ratio)
-        if ratio == [3] and len(sheet.head) == 4:
-            yield from ratios_of(sheet, unread)
+    if ratio == [3] and len(sheet.head) == 4 and not named:
+        yield from ratios_of(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -433,7 +459,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
-    columns = [_in_percent(sheet, one) for one in _columns(_totalled(sheet), unread)]
+    columns = [_as_filled(sheet, one) for one in _columns(_totalled(sheet), unread)]
     rows, labels = list[Row](), set[str]()
     for line, cells in sheet.rows:
         row = _row(sheet, columns, cells, line, unread)
@@ -443,17 +469,19 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
             rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
-    total = next((one.label for one in rows if one.label.lower() in ("total", "sum")), None)
+    total = rows[-1].label if re.match(r"(?i)(grand )?total\b|sum$", rows[-1].label) else None
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
-    base = _base(rows) if len(named) <= 1 else None
+    base = base_of(rows) if len(named) <= 1 else None
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
-def _in_percent(sheet: Sheet, column: _Column) -> _Column:
-    """Return a column of fractions with the unit that its numbers have: 41.25 is not 4,125 %."""
+def _as_filled(sheet: Sheet, column: _Column) -> _Column:
+    """Return a column as its cells say: ``GPU`` of counts; 41.25 of a fraction is not 4,125 %."""
     cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
+    if column.field == "accelerator" and all(cell.isdigit() for cell in cells):
+        return replace(column, field="gpus")
     amounts = sorted(one for cell in cells if "%" not in cell and (one := amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
     percent = not column.unit and column.field in _FRACTIONS and 1.5 < usual <= 100
@@ -466,7 +494,7 @@ def _totalled(sheet: Sheet) -> Sheet:
     Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
     """
     names = [_heading(head) for head in sheet.head]
-    at = next((i for i, (name, _) in enumerate(names) if name in ("tflops", "tflop/s")), None)
+    at = next((i for i, (name, _) in enumerate(names) if _TFLOPS.fullmatch(name)), None)
     if at is None:
         return sheet
     share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
@@ -512,6 +540,8 @@ def _row(
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
     told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
+    told |= {"precision": formats.pop()} if len(formats) == 1 else {}
     given = _given(replace(sheet, given=told), columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
@@ -548,6 +578,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
             return None
     cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
+    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
@@ -593,8 +624,10 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
 
 def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    for short, size in _SIZES.findall(text):
-        yield _LONG[short], read_printed(size, exact=True)
+    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
+    for name, size in sorted(stated):
+        if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
+            yield name, read_printed(size, exact=True)
     if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
         yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
@@ -605,29 +638,3 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
         found = set(vocabulary.pattern(name).findall(text))
         if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
-
-
-def _base(rows: Sequence[Row]) -> str | None:
-    """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
-    sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
-    sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
-    first = rows[min(sized)[1]] if len(sized) > 1 else _said_base(rows)
-    if first is None:
-        return None
-    told = [first.values.get(name) for name in ("speedup", "scaling_efficiency")]
-    return first.label if any(one is not None and one.value == 1 for one in told) else None
-
-
-def _said_base(rows: Sequence[Row]) -> Row | None:
-    """Return the one row with a speed-up of 1, if another's is that of its rate over this one's."""
-    ones = [row for row in rows if (own := row.values.get("speedup")) and own.value == 1]
-    if len(ones) != 1:
-        return None
-    for row, name in product(rows, _SPEEDS):
-        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, "speedup"))
-        if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
-            continue
-        times = (base, here) if name.endswith("_seconds") else (here, base)
-        if claimed.claimed.meets(times[0].interval / times[1].interval):
-            return ones[0]
-    return None

@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import Accelerator
 
 BASE = "base_"  # prefix of a quantity of the run that a row is compared with
 ALSO = "also_"  # prefix of a value that another place of the source gives the same quantity
@@ -125,8 +129,9 @@ def plain(text: str) -> str:
 
 
 def bare_size(cell: str) -> str:
-    """Return the size by which a cell names a model, and nothing else: ``7B``."""
-    return cell if re.fullmatch(r"\d+(\.\d+)?[MBT]", cell) else ""
+    """Return the size by which a cell names a model, and nothing else: ``7B``, ``7B Dense``."""
+    named = re.fullmatch(r"(\d+(\.\d+)?[MBT])( dense)?", cell, re.IGNORECASE)
+    return named[1] if named else ""
 
 
 def count_gpus(cell: str) -> str:
@@ -135,3 +140,41 @@ def count_gpus(cell: str) -> str:
         return str(int(numbers[1]) + 1)
     product = pattern("nodes_by").match(cell)
     return str(int(product[1]) * int(product[2])) if product else cell
+
+
+def accelerator_named(name: str) -> Accelerator:
+    """Return the accelerator of a name: the catalog's, a platform's, a driver's, or people's.
+
+    Raises:
+        CatalogError: the catalog has none of this name, or several.
+    """
+    if (found := catalog.accelerator_for_device(name)) is not None:
+        return found
+    platforms = {item.name: item.accelerator for item in catalog.platforms()}
+    return catalog.accelerator(platforms.get(name.lower()) or _spelled(name, platforms) or name)
+
+
+# What says nothing of which device it is; generations of a form are left out too (SXM5).
+_NO_NAME = re.compile(
+    r"nvidia|amd|instinct|tesla|geforce|intel|google|aws|[dh]gx|gpus?|tensor|core|hbm\w*|oam"
+    r"|nvl72|\d+x"
+)
+
+
+def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
+    """Return the catalog's name of a device as people write it: ``H100 80GB SXM``, ``h100_80gb``.
+
+    Of several that fit, the one that a platform is named after; None where that settles nothing.
+    """
+
+    def pieces(text: str) -> list[str]:
+        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
+        return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
+
+    wanted = pieces(name.replace("_", " "))
+    every = [device.name for device in catalog.accelerators()]
+    fits = [one for one in every if wanted and set(wanted) <= set(pieces(one))]
+    fits = fits or [one for one in every if "".join(wanted) == "".join(pieces(one))]
+    usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
+    chosen = [one for one in fits if one in usual] or fits
+    return chosen[0] if len(chosen) == 1 else None

@@ -65,15 +65,8 @@ CHECKPOINT_BYTES = (
 
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names by its own, a platform's or a driver's name."""
-    name = row.words.get("accelerator")
-    if name is None:
-        return None
-    found = catalog.accelerator_for_device(name)
-    if found is not None:
-        return found
-    platforms = {item.name: item.accelerator for item in catalog.platforms()}
-    target = platforms.get(name.lower()) or _spelled(name, platforms)
-    return None if name.lower() == "cpu" else catalog.accelerator(target or name)
+    name = row.words.get("accelerator", "cpu")
+    return None if name.lower() == "cpu" else vocabulary.accelerator_named(name)
 
 
 def peaks_of(name: str) -> tuple[float, ...]:
@@ -91,32 +84,6 @@ def has_memory_of_all(row: Row) -> bool:
     if device is None or gpus is None or memory is None or gpus.value == 1:
         return False
     return abs(memory.value / (gpus.value * device.memory_gb) - 1) < APPROXIMATE
-
-
-# What says nothing of which device it is; generations of a form are left out too (SXM5).
-_NO_NAME = re.compile(
-    r"nvidia|amd|instinct|tesla|geforce|intel|google|aws|[dh]gx|gpus?|tensor|core|hbm\w*|oam"
-    r"|nvl72|\d+x"
-)
-
-
-def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
-    """Return the catalog's name of a device as people write it: ``H100 80GB SXM``, ``h100_80gb``.
-
-    Of several that fit, the one that a platform is named after; None where that settles nothing.
-    """
-
-    def pieces(text: str) -> list[str]:
-        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
-        return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
-
-    wanted = pieces(name.replace("_", " "))
-    every = [device.name for device in catalog.accelerators()]
-    fits = [one for one in every if wanted and set(wanted) <= set(pieces(one))]
-    fits = fits or [one for one in every if "".join(wanted) == "".join(pieces(one))]
-    usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
-    chosen = [one for one in fits if one in usual] or fits
-    return chosen[0] if len(chosen) == 1 else None
 
 
 def model_of(row: Row) -> ModelShape | None:
@@ -173,6 +140,17 @@ def not_in_catalog(cells: Mapping[str, str], words: Mapping[str, str]) -> list[s
     ]
 
 
+def in_catalog(words: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return words by the names of the catalog, and why those that it lacks are left out."""
+    known = dict(words)
+    for name in ("model", "accelerator"):
+        text = known.get(name, "")
+        if text and unknown_names(Row("", "", None, {}, {name: text})) is not None:
+            del known[name]
+            known |= catalog_words(name, text)
+    return known, not_in_catalog(words, known)
+
+
 def _model_named(text: str) -> str | None:
     """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
     wanted = re.sub(r"[^a-z0-9.]", "", text.lower().rpartition("/")[2].replace("×", "x"))
@@ -200,10 +178,10 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
     if row.words.get("precision") in WEIGHT_BYTES:
         precision = row.words["precision"]
         yield _known("bytes_per_weight", WEIGHT_BYTES[precision], precision)
-    for size, words in STATE_BYTES:
-        yield _known("state_bytes_per_parameter", size, words)
-    for size, words in CHECKPOINT_BYTES:
-        yield _known("checkpoint_bytes_per_parameter", size, words)
+    for part, usual in (("state", STATE_BYTES), ("checkpoint", CHECKPOINT_BYTES)):
+        quantity = f"{part}_bytes_per_parameter"
+        if not {quantity, f"{part}_gb"} <= row.values.keys():  # else of an optimizer of its own
+            yield from (_known(quantity, size, words) for size, words in usual)
     yield _known("lowest_pue", 1, "no cooling")
     if "pue" not in row.values:
         yield _known("pue", 1, "only the GPUs")
@@ -522,7 +500,8 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         peak = device.peak_tflops.get(other)
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
-            yield _known("peak_tflops_per_second", peak, variant, legitimate=False)
+            usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
+            yield _known("peak_tflops_per_second", peak, variant, legitimate=usual)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

@@ -26,7 +26,8 @@ _ABOUT = re.compile(r"(~|≈|about\s)\s*", re.IGNORECASE)
 _AT_MOST = re.compile(r"(<=|≤|<|up to\s)\s*", re.IGNORECASE)
 _AT_LEAST = re.compile(r"(>=|≥|>|at least\s)\s*", re.IGNORECASE)
 _RANGE = re.compile(
-    r"(?P<low>\$?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>\$?\d.*)", re.IGNORECASE
+    r"(?P<low>[$€£¥]?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>[$€£¥]?\d.*)",
+    re.IGNORECASE,
 )
 _EXPONENT = re.compile(r"[\d.]+e-\d+", re.IGNORECASE)  # 3e-4 is no range
 _SUFFIX = re.compile(r"[\d.,]+\s*(?P<suffix>[a-z]*\s*%?)$", re.IGNORECASE)
@@ -157,6 +158,19 @@ def _range(text: str) -> tuple[str, str] | None:
 def _between(low: str, high: str) -> tuple[Interval, Interval]:
     value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
     return value, value
+
+
+def upright(values: dict[str, Printed]) -> dict[str, Printed]:
+    """Return before, after and their ratio with one of before over after turned: 1.25x less."""
+    before, after, ratio = map(values.get, ("before", "after", "ratio"))
+    if not (before and after and ratio) or min(after.interval.low, ratio.interval.low) <= 0:
+        return values
+    if ratio.claimed.meets(after.interval / before.interval) or not ratio.claimed.meets(
+        before.interval / after.interval
+    ):
+        return values
+    interval, claimed = (point(1) / one for one in (ratio.interval, ratio.claimed))
+    return values | {"ratio": Printed(ratio.text, 1 / ratio.value, interval, claimed)}
 
 
 def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Printed]:

@@ -22,6 +22,7 @@ from scalebook.audit.identities import (
     solve,
 )
 from scalebook.audit.knowledge import AGAIN, NAMED, NARROW, Known, field_of, spoken
+from scalebook.measure.intervals import point
 
 AN_HFU = "holds if recomputation counts, which makes it an HFU"
 CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
@@ -109,14 +110,29 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
         return
     right = solve(identity, item.quantity, known.facts)
     found = compare(known.row, item, identity.text, right)
-    if found.verdict == "contradicts":
-        found = _rounded_before(known, item, identity, right) or found
-    if found.verdict == "contradicts":
-        found = _experts_apart(known, item, identity, right) or found
+    for excuse in (_rounded_before, _experts_apart, _in_gib):
+        if found.verdict == "contradicts":
+            found = excuse(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
         notes = (found.note, *_instead(known, identity))
         found = replace(found, note="; ".join(filter(None, notes)))
     yield found
+
+
+GIB = 2**30 / 1e9  # GB
+_SIZES = ("weights_gb", "state_gb", "state_gb_per_gpu", "checkpoint_gb")
+
+
+def _in_gib(
+    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+) -> Check | None:
+    """Return that a size of memory is possible if its GB are GiB, as many write."""
+    claimed = known.row.values[item.name].claimed
+    fits = (one for one in right if one.legitimate and claimed.meets(one.interval.scaled(1 / GIB)))
+    if item.name not in _SIZES or (fact := next(fits, None)) is None:
+        return None
+    note = "holds if the GB are GiB"
+    return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
 
 
 def _experts_apart(
@@ -289,25 +305,34 @@ def _finite(value: float) -> float | None:
 
 
 def _whole(known: Known, identity: Identity) -> Iterator[Check]:
-    """Check that the sizes divide where one of them is not stated."""
+    """Check that the sizes divide where some of them are not stated.
+
+    Of several that are not, the product is known only where the replicas are stated.
+    """
     facts, row = known.facts, known.row
     stated = [name for name in identity.names if field_of(row, name) is not None]
-    left = [name for name in identity.right.names() if name not in stated]
+    first, *more = [name for name in identity.right.names() if name not in stated] or [""]
     item = field_of(row, identity.subject)
-    if item is None or len(left) != 1 or len(stated) < 2:
+    if item is None or not first or len(stated) < 2:
         return
-    known_names = [name for name in identity.names if name != left[0]]
+    if more and "data_parallel_size" not in stated:
+        return
+    known_names = [name for name in identity.names if name not in (first, *more)]
     if any(name not in facts or not facts[name][0].interval.exact for name in known_names):
         return
-    (fact, *_) = solve(identity, left[0], facts)
+    one = dict.fromkeys(more, (Fact(first, point(1), 1.0, "1", "derived"),))
+    (fact, *_) = solve(identity, first, {**facts, **one})
     whole = abs(fact.interval.middle - round(fact.interval.middle)) < 1e-9
+    if more and whole and fact.value != 1:  # any of them may be it
+        return
+    left = " * ".join((first, *more))
     yield check_of(
         row,
         item.name,
-        f"whole {left[0]}",
+        f"whole {left}",
         "holds" if whole else "contradicts",
         arithmetic="; ".join(fact.steps),
-        note="" if whole else f"{left[0]} is not a whole number",
+        note="" if whole else f"{left} is not a whole number",
     )
 
 

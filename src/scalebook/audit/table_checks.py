@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
@@ -59,6 +60,8 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
     problems = [item for item in found if item.rule in (*RULES, UNEVEN)]
     errors = [item for item in problems if item.severity == "error" and item.rule != UNEVEN]
     verdict = "holds" if says_legal == (not errors) else "contradicts"
+    if verdict == "holds" and says_legal and problems:  # uneven stages, which some trainers take
+        verdict = "possible"
     note = " ".join(item.message for item in errors or problems)
     if not errors and not says_legal:
         note = f"these sizes fit {shape.name}"
@@ -156,6 +159,46 @@ def _written(name: str, quantity: str) -> list[str]:
 def _independent(known: Known, name: str) -> bool:
     facts = known.facts.get(name, ())
     return bool(facts) and facts[0].origin != "derived"
+
+
+# Which row of a document is the base of the others
+_SPEEDS = (
+    "tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu", "step_seconds",
+    "elapsed_seconds",
+)  # fmt: skip
+
+
+def base_of(rows: Sequence[Row]) -> str | None:
+    """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
+    sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
+    sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
+    first = rows[min(sized)[1]] if len(sized) > 1 else None
+    said = [first.values.get(name) for name in _COMPARED] if first else []
+    if first and any(one is not None and one.value == 1 for one in said):
+        return first.label
+    return next((row.label for name in _COMPARED if (row := _said_base(rows, name))), None)
+
+
+_COMPARED = ("speedup", "scaling_efficiency")
+
+
+def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
+    """Return the one row compared as 1, if another's is that of its rate over this one's."""
+    ones = [row for row in rows if (own := row.values.get(compared)) and own.value == 1]
+    if len(ones) != 1:
+        return None
+    for row, name in product(rows, _SPEEDS):
+        base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, compared))
+        if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
+            continue
+        times = (base, here) if name.endswith("_seconds") else (here, base)
+        speedup, sizes = times[0].interval / times[1].interval, (ones[0], row)
+        if compared == "scaling_efficiency" and not name.endswith("_per_gpu"):
+            gpus = [one.values["gpus"].interval for one in sizes if "gpus" in one.values]
+            speedup = speedup * gpus[0] / gpus[1] if len(gpus) == 2 else point(0)
+        if claimed.claimed.meets(speedup):
+            return ones[0]
+    return None
 
 
 SIZELESS = ("gpus", "mfu")

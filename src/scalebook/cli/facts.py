@@ -321,11 +321,10 @@ def strategies(options: argparse.Namespace) -> int:
 
 def published(options: argparse.Namespace) -> int:
     """Print published results as their sources state them."""
+    from scalebook.audit.fields import accelerator_named
     from scalebook.facts import catalog
 
-    named = {one.name: one.accelerator for one in catalog.platforms()}  # h100: a platform's name
-    name = named.get(str(options.accelerator).lower()) or options.accelerator
-    device = catalog.accelerator(name).name if name else None
+    device = accelerator_named(options.accelerator).name if options.accelerator else None
     model = catalog.model(options.model).name if options.model else None
     found = [
         row

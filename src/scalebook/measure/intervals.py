@@ -24,7 +24,7 @@ SCALES = {
 }
 
 _NUMERAL = re.compile(
-    r"(?P<sign>[-+−–]?)\$?(?P<digits>\d{1,3}(?:,\d{3}){1,6}|\d{1,24})(?P<decimals>\.\d{1,17})?"
+    r"(?P<sign>[-+−–]?)[$€£¥]?(?P<digits>\d{1,3}(?:,\d{3}){1,6}|\d{1,24})(?P<decimals>\.\d{1,17})?"
     r"(?:e(?P<exponent>[-+]?\d{1,2}))?\s*(?P<scale>[a-z]*)\s*(?P<percent>%?)",
     re.IGNORECASE,
 )

@@ -53,17 +53,21 @@ class KnownRate:
         return self.accelerator.architecture if self.accelerator else "cpu"
 
     @cached_property
+    def placed(self) -> tuple[str, str]:
+        """What the runs of one configuration share: their platform and their work."""
+        return self.config.platform, configuration(self.config, self.ran)
+
+    @cached_property
     def sample(self) -> StepSample:
         """The run's work in reference seconds next to its measured time."""
         per_node = -(-self.config.world_size // self.config.nodes)
         reference = machine(self.accelerator, per_node)
         found = amounts(self.config, self.shape, reference, self.ran)
-        key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
         return StepSample(
             self.seconds,
             found.seconds,
-            key,
+            self.placed[1],
             family,
             ranks,
             base_name(self.config, self.shape),

@@ -28,7 +28,7 @@ from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
 from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
-from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
+from scalebook.predict.known import KnownRate, base_name, layout, narrowest
 from scalebook.untrusted import html_table
 
 Z90 = 1.645  # of the normal distribution, both sides of 90 %
@@ -300,7 +300,7 @@ def predictor(
     fitted = fit([rate.sample for rate in teaching], known)
     basis = Basis(
         runs=len(teaching),
-        configurations=len({sample.configuration for sample in fitted.samples}),
+        configurations=len({rate.placed for rate in teaching}),
         platforms=tuple(sorted({rate.config.platform for rate in teaching})),
         probe=probe.probe_id if probe else None,
         accelerator=device.name if device else None,
@@ -335,12 +335,12 @@ def slower_than_parts(
     differ by, ``suspect`` is the kind of work whose rate would have to be worst to explain it.
     None where no other run of the architecture is at hand.
     """
-    own = configuration(rate.config, rate.ran)
+    _, own = rate.placed
     found = predictor(
         rate.config.platform,
         rates,
         probes,
-        leave_out=lambda other: configuration(other.config, other.ran) == own,
+        leave_out=lambda other: other.placed[1] == own,
     )
     if not found.fitted.samples:
         return None

@@ -108,7 +108,10 @@ def marks_of(steps: Steps) -> MarkedSteps | None:
 
 
 def theory(record: RunRecord) -> CommunicationEstimate | None:
-    """Return what a rank sends in a step and the pipeline's bubble; None where the run is vague."""
+    """Return what a rank sends in a step and the pipeline's bubble; None where the run is vague.
+
+    Vague too where the answer depends on a precision that the log of another trainer does not say.
+    """
     shape, _ = run_shape(record)
     sizes = {
         name: count(record, name)
@@ -124,16 +127,21 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
     microbatches = batch // (micro * parallelism.data_parallel_size)
     if microbatches < 1:
         return None
+    stated = [text_of(record.setting(name)) for name in ("precision", "gradient_precision")]
     try:
-        return communication.estimate(
-            shape,
-            parallelism,
-            micro_batch_size=micro,
-            num_microbatches=microbatches,
-            sequence_length=length,
-            precision=text_of(record.setting("precision")) or "bf16",
-            gradient_precision=text_of(record.setting("gradient_precision")) or "fp32",
-            recompute=recomputed(record) or communication.NOTHING_AGAIN,
+        first, *others = (
+            communication.estimate(
+                shape,
+                parallelism,
+                micro_batch_size=micro,
+                num_microbatches=microbatches,
+                sequence_length=length,
+                precision=stated[0] or precision,
+                gradient_precision=stated[1] or gradients,
+                recompute=recomputed(record) or communication.NOTHING_AGAIN,
+            )
+            for precision, gradients in (("bf16", "fp32"), ("fp32", "bf16"))
         )
+        return first if all(one == first for one in others) else None
     except (ScalebookError, ArithmeticError, LookupError):
         return None  # a split that cannot be: said where the record is judged

@@ -17,7 +17,7 @@ from scalebook.measure.probes.files import read_probes
 from scalebook.measure.probes.lines import left_out, lines
 from scalebook.predict import KnownRate, Predictor, predictor
 from scalebook.predict.kinds import COMMUNICATION
-from scalebook.predict.known import configuration, known_rates, layout
+from scalebook.predict.known import known_rates, layout
 from scalebook.predict.model import Z90
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, share, table, text
@@ -252,28 +252,24 @@ def compare(data: ReportData, run_ids: Collection[str] = ()) -> tuple[Compared, 
     rates = known_rates([data.folder], _newest(data))[0][-MOST_RUNS:]
     probes, _ = read_probes(data.folder)
     wanted = [rate for rate in rates if not run_ids or rate.run_id in run_ids]
-    groups = alike(wanted, _configuration)
-    asked = {_configuration(same[0])[1] for same in groups} if run_ids else set[str]()
+    groups = alike(wanted, lambda rate: rate.placed)
+    asked = {same[0].placed[1] for same in groups} if run_ids else set[str]()
     labels = dict(data.runs.select("run_id", "label").iter_rows())
     made: dict[str, Predictor] = {}
     found: list[Compared] = []
     for same in groups[-MOST_CONFIGURATIONS:]:
-        platform, own = _configuration(same[0])
+        platform, own = same[0].placed
         if not asked or platform not in made:
             apart = asked or {own}
             made[platform] = predictor(
                 platform,
                 rates,
                 probes,
-                leave_out=lambda one, apart=apart: configuration(one.config, one.ran) in apart,
+                leave_out=lambda one, apart=apart: one.placed[1] in apart,
             )
         if made[platform].fitted.samples:
             found.append(_compared(made[platform], platform, same, labels))
     return tuple(sorted(found, key=lambda one: -abs(one.error)))
-
-
-def _configuration(rate: KnownRate) -> tuple[str, str]:
-    return rate.config.platform, configuration(rate.config, rate.ran)
 
 
 def _compared(
