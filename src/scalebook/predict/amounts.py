@@ -62,12 +62,16 @@ _PRODUCT_OF_EXPERT_SECONDS = 0.0003
 # Mixtral 8x7B on one H200, the rate of experts is fitted to the former's sizes.
 _TILE_ENDS = 1024
 _FITTED_EXPERTS = (1 / 2048 + 1 / 768) / 2
+_SUM_ENDS = 256.0  # the same of dense products
 # Torch's kernels for GPT-OSS on an H200, 4,096 tokens: 0.29 s under a mask and 0.12 s with a sink,
 # where the kernel without either would take 0.07 and 0.04.
 _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
 _WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
+# cuDNN's kernel for heads of 256 takes 4.5 ms for 8,192 tokens and 16 heads on an H200, and 14.3 ms
+# for 16,384 tokens and 32 heads of 128: 1.42 times what their exponentials explain.
+_WIDE_HEADS = 1.42
 # cuDNN's kernel for queries of 192 and values of 128 elements takes 11.19 ms for 2 x 4,096 tokens
 # and 128 heads on an H200, and 7.36 ms for heads of 128; their widths explain 1.19 of it.
 _LATENT_ATTENTION = 1.28
@@ -333,10 +337,36 @@ class _Job:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
+        found["gemm_ends"] = self.ends(self.outputs(dense, 1 + config.again(shape.num_layers, *inside)))
         if eight:
             routed = shape.moe.top_k * shape.moe.ffn_hidden_size if experts and shape.moe else 0
             _add(found, self.casts(flops / rate, dense + routed, again))
         return found
+
+    def outputs(self, dense: float, again: float) -> float:
+        """Return the values per token that a layer's dense products write, in both passes."""
+        shape, tensor = self.shape, self.config.tensor_parallel_size
+        heads, hidden = shape.num_attention_heads / tensor, shape.hidden_size
+        if (mla := shape.mla) is not None:
+            latents = mla.q_lora_rank + mla.kv_lora_rank
+            width = heads * mla.v_head_dim
+            made = heads * (2 * mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+            forward = latents + mla.qk_rope_head_dim + made + hidden
+            backward = 2 * hidden + latents + width
+        else:
+            width = heads * shape.head_dim
+            forward = width + 2 * shape.num_query_groups / tensor * shape.head_dim + hidden
+            backward = hidden + width
+        if dense:
+            forward += (shape.mlp_matrices - 1) * dense / tensor + hidden
+            backward += hidden + dense / tensor
+        return again * forward + backward
+
+    def ends(self, outputs: float) -> float:
+        """Return what products lose where the sums of ``outputs`` values per token end."""
+        if not self.machine.is_gpu:
+            return 0.0
+        return 2 * self.tokens * outputs * _SUM_ENDS / self.machine.flops("bf16")
 
     def casts(self, product_seconds: float, dense: float, again: float) -> Seconds:
         """Return casts to FP8: each input and gradient of a product is read, written twice."""
@@ -374,7 +404,8 @@ class _Job:
                 inside = _WINDOW_KERNEL * (seen + _WINDOW_BLOCK)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
-        flops *= 1 + config.again(shape.num_layers, "core_attn") / 3
+        # Forward it is 2 of 7 products: the backward pass makes the scores again.
+        flops *= 1 + config.again(shape.num_layers, "core_attn") * 2 / 7
         name = "fp32" if config.precision == "fp32" else "bf16"
         seconds = flops / self.machine.flops(name)
         if self.machine.is_gpu:
@@ -382,6 +413,7 @@ class _Job:
             usual = 1 + _EXPONENTIAL_WIDTH / _USUAL_WIDTH
             seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
             seconds *= _LATENT_ATTENTION if shape.mla and torch_only else 1.0
+            seconds *= _WIDE_HEADS if width > _USUAL_WIDTH and not shape.mla else 1.0
         found = {"attention": seconds * (_MASKED_ATTENTION if masked else 1.0)}
         if config.context_parallel_size > 1 and self.waits_for_context and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
@@ -410,7 +442,7 @@ class _Job:
         off = {
             "fused_norm": 60 * hidden,
             "fused_rope": 20 * rotary,
-            "fused_activation": 24 * wide,
+            "fused_activation": (24 if shape.gated_mlp else 14) * wide,
             "fused_attention": 30 * config.sequence_length * shape.num_attention_heads / tensor,
         }
         for name, size in off.items():
@@ -522,6 +554,7 @@ class _Job:
         kind = "gemm" if self.product_kind == "gemm_fp8" else self.product_kind
         found = {
             kind: 6 * logits * shape.hidden_size / self.machine.flops(name),
+            "gemm_ends": self.ends(rows + shape.hidden_size),
             "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
