@@ -62,7 +62,6 @@ _PRODUCT_OF_EXPERT_SECONDS = 0.0003
 # Mixtral 8x7B on one H200, the rate of experts is fitted to the former's sizes.
 _TILE_ENDS = 1024
 _FITTED_EXPERTS = (1 / 2048 + 1 / 768) / 2
-_SUM_ENDS = 256.0  # the same of dense products
 # Torch's kernels for GPT-OSS on an H200, 4,096 tokens: 0.29 s under a mask and 0.12 s with a sink,
 # where the kernel without either would take 0.07 and 0.04.
 _MASKED_ATTENTION = 3.5
@@ -126,15 +125,21 @@ def switches(
         or config.offload_layers
         or config.mtp_layers
         or config.num_microbatches < 2
+        or config.fused_weight_gradient == "off"
     )
+    graph = (tensor or alone) and not (stages or sharded == "full" or engine or no_graph)
+    # The activations that Megatron-Core has a kernel for.
+    usual = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
         "grouped_gemm": shape.moe is not None,
         "overlap_param_gather": sharded == "optimizer" and not stages,
+        # Launched piece by piece it is slower than whole collectives.
         "overlap_tensor_parallel": (
-            tensor and config.sequence_parallel and sharded != "full" and not engine
+            tensor and config.sequence_parallel and graph and config.cuda_graph != "off"
         ),
-        "cuda_graph": (tensor or alone) and not (stages or sharded == "full" or engine or no_graph),
+        "fused_activation": usual or config.engine != "megatron",
+        "cuda_graph": graph,
     }
     found: dict[str, bool] = {}
     for name in SWITCHES:
@@ -253,7 +258,7 @@ class _Job:
         if self.on["cuda_graph"]:
             return []
         dense = sum(not is_moe(self.shape, one) for one in layers)
-        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
+        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "gemm_outputs", "attention", "elementwise")
         # By the output layer the host has launched the layers.
         after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
         busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
@@ -337,7 +342,8 @@ class _Job:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
-        found["gemm_ends"] = self.ends(self.outputs(dense, 1 + config.again(shape.num_layers, *inside)))
+        outputs = self.outputs(dense, 1 + config.again(shape.num_layers, *inside))
+        found |= self.written(outputs)
         if eight:
             routed = shape.moe.top_k * shape.moe.ffn_hidden_size if experts and shape.moe else 0
             _add(found, self.casts(flops / rate, dense + routed, again))
@@ -362,11 +368,11 @@ class _Job:
             backward += hidden + dense / tensor
         return again * forward + backward
 
-    def ends(self, outputs: float) -> float:
-        """Return what products lose where the sums of ``outputs`` values per token end."""
+    def written(self, outputs: float) -> Seconds:
+        """Return the writing of products' outputs per token: a tile multiplies nothing then."""
         if not self.machine.is_gpu:
-            return 0.0
-        return 2 * self.tokens * outputs * _SUM_ENDS / self.machine.flops("bf16")
+            return {}
+        return {"gemm_outputs": 2 * self.tokens * outputs / self.machine.memory_bytes_per_second}
 
     def casts(self, product_seconds: float, dense: float, again: float) -> Seconds:
         """Return casts to FP8: each input and gradient of a product is read, written twice."""
@@ -554,7 +560,7 @@ class _Job:
         kind = "gemm" if self.product_kind == "gemm_fp8" else self.product_kind
         found = {
             kind: 6 * logits * shape.hidden_size / self.machine.flops(name),
-            "gemm_ends": self.ends(rows + shape.hidden_size),
+            **self.written(rows + shape.hidden_size),
             "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
