@@ -233,9 +233,30 @@ def test_element_wise_kernels_move_two_bytes_for_each_access(
     tensor = {"world_size": 4, "tensor_parallel_size": 4, "sequence_parallel": parallel}
     for fields, parts, share in (({}, 1, 1), (tensor, 4, 4 if parallel else 1)):
         found = seconds(recompute=recompute, **fields)["elementwise"]
-        values = hidden * 4096 / share + (rotary * 40 * 128 + wide * 14336) / parts
+        # Queries are turned where they are split: a read and a write less in each pass.
+        turned = rotary * 40 - rotary / 2 * 32
+        values = hidden * 4096 / share + (turned * 128 + wide * 14336) / parts
         logits = 8 * words(parts) / parts
         assert found == pytest.approx(TOKENS * (32 * 2 * values + logits) / BANDWIDTH)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ran", "heads"),
+    [
+        ({}, {"rotary_embedding": "while_split"}, 0),
+        ({}, {"rotary_embedding": None}, 32),
+        ({"engine": "nemo"}, None, 32),
+        ({"layer_spec": "transformer_engine"}, None, 32),
+        ({"fused_rope": "off"}, None, 32),
+    ],
+)
+def test_queries_are_copied_before_they_are_turned_unless_both_is_one_kernel(
+    fields: dict[str, Any], ran: dict[str, Any] | None, heads: int
+) -> None:
+    asked = config(**fields)
+    found = amounts(asked, catalog.model(asked.model), H100, ran).seconds["elementwise"]
+    copied = 32 * 2 * 4 * heads * 128 * TOKENS / BANDWIDTH
+    assert found - seconds()["elementwise"] == pytest.approx(copied)
 
 
 def test_what_a_plain_mlp_recomputes_point_by_point_is_two_of_its_width() -> None:

@@ -36,7 +36,7 @@ from scalebook.predict import (
 from scalebook.predict.amounts import amounts, switches
 from scalebook.predict.fit import NOISE, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, machine
-from scalebook.predict.known import configuration, known_rates
+from scalebook.predict.known import KnownRate, configuration, known_rates
 from scalebook.predict.model import HELD_BEFORE, HELD_NOW, WRITTEN_BEFORE
 
 EXAMPLES = Path(__file__).parents[2] / "runs" / "examples"
@@ -153,6 +153,26 @@ def test_a_run_with_expert_parallelism_began_as_fast_as_even_experts_are_predict
     asked = RunConfig.from_parameters(dict(run.record.requested) | {"expert_balance": "forced"})
     first = [step.step_seconds for step in run.steps[1:3]]
     assert seconds(made, asked) == pytest.approx(median(first), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("said", "graph", "where"),
+    [
+        (None, "on", "device"),
+        (None, "off", None),
+        ("host", "on", "host"),
+        ("device", "off", "device"),
+    ],
+)
+def test_where_tokens_are_counted_is_what_a_record_says_or_its_graph_shows(
+    said: str | None, graph: str, where: str | None
+) -> None:
+    run = store.read_run(EXAMPLES / "20261129-015516-qwen3-30b-a3b-6-w1-4b5d81f2ec9b")
+    observed = dict(run.record.observed) | {"token_counts": said, "cuda_graph": graph}
+    changed = replace(run, record=run.record.model_copy(update={"observed": observed}))
+    found = known_rate(changed)
+    assert isinstance(found, KnownRate)
+    assert found.ran["token_counts"] == where
 
 
 def test_packed_documents_are_predicted_as_samples_of_their_own(made) -> None:

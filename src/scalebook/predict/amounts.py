@@ -90,6 +90,7 @@ _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide be
 KERNELS = {
     "window_attention": "fused",
     "context_parallel_communication": "overlapped_all_gather",
+    "rotary_embedding": "while_split",
     "token_counts": "device",
 }
 
@@ -148,6 +149,10 @@ def switches(
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
     found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
+    # Not where queries change between: as the trainer's splits_turned has it.
+    between = shape.qk_norm or shape.mla is not None or shape.learned_positions or engine
+    turned = not between and shape.num_query_groups >= config.tensor_parallel_size
+    found["rotary_embedding"] &= turned and found["fused_rope"] and config.engine == "megatron"
     return found | {"token_counts": alone and found["token_counts"]}
 
 
@@ -441,6 +446,9 @@ class _Job:
         if config.recompute == "pointwise" or modules & inside:
             values += (3 if shape.gated_mlp else 2) * wide
         values += self.latent_copies()
+        if self.on["rotary_embedding"]:  # which reads queries where they were split before
+            queries = shape.num_attention_heads * shape.head_dim / tensor
+            values -= 2 * (2 + config.again(shape.num_layers)) * queries
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
