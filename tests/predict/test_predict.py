@@ -951,6 +951,15 @@ def test_a_refused_rate_has_the_same_reason_in_every_command(
         reasons = [one for one in lines if "The rate of" in one]
         assert reasons and all(one.startswith(start) for one in reasons), command
         assert reasons[0].endswith("A completed run like it, or 'scalebook probe', narrows it.")
+    wide = "The rate of tiny-llama on cpu is not known"
+    main(["tune", *asked, "--gpus", "2", "--dry-run", "--json", *folder])
+    ranked = json.loads(capsys.readouterr().out)["ranking"]
+    assert ranked and all(one["refused"].startswith(wide) for one in ranked)
+    main(["recommend", *asked, "--gpus", "2", "--json", *folder])
+    said = json.loads(capsys.readouterr().out)["predicted"]["said"]
+    assert f"may be the fastest. For ranking only: {wide}" in said
+    main(["recommend", *asked[:2], "--model", "llama3.1-8b", "--gpus", "2", *folder])
+    assert "For ranking only: The rate of llama3.1-8b" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model", "platform"), [("llama3.1-8b", "cpu"), ("tiny-llama", "mi300x")])
