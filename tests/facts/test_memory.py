@@ -197,12 +197,34 @@ def test_the_fullest_moment_is_that_of_the_output_layer_or_of_the_layer_with_mos
     expected = whole - 2048 * 2 * 128 + 2048 * 2 * (128 + 2 * 384)
     assert found(2048, staged, recompute="full") == expected
     assert found(2048, recompute="full", cross_entropy="fused") == expected - 2048 * 2 * 1024
-    # FSDP has gathered two layers in the place of one and the output layer, and has one's gradients
+    # FSDP has gathered two layers in the place of one and the output layer
     sharded = Parallelism(2, data_parallel_sharding="full")
-    more = 2 * (2 * layer) + 4 * layer - 2 * (layer + 1024 * 128)
+    more = 2 * (2 * layer) - 2 * (layer + 1024 * 128)
     assert found(2048, sharded, recompute="full", cross_entropy="fused") == (
         expected - 2048 * 2 * 1024 + more
     )
+    # with few tokens it holds most where a gradient is reduced: 8 bytes per weight of the output
+    # layer, whose gathered weights and the next layer's are counted, or of a layer, with the next
+    gathered, logits = 2 * (layer + 1024 * 128), 16 * 2 * 1024
+    kept = 16 * (2 * (4 * 128 + 2 * 128 + 2 * 64 + 3 * 384) + 4 * 8)  # of the layer: gone by then
+    few = {"cross_entropy": "fused"}
+    assert found(16, sharded, **few) == 8 * layer + 2 * layer - kept - logits - gathered
+    shape = replace(shape, vocab_size=4096)
+    logits, gathered = 16 * 2 * 4096, 2 * (layer + 4096 * 128)
+    assert found(16, sharded, **few) == 8 * 4096 * 128 - logits - gathered
+    once = replace(sharded, parameter_gather="step")  # all weights stay gathered
+    assert found(16, once, **few) == 8 * 4096 * 128 - logits
+
+
+def test_layers_that_are_recomputed_come_back_when_those_above_are_gone() -> None:
+    """Tiny-llama's first two layers of four: at the third layer's gradients they are inputs."""
+    fields = SIZES | {"sequence_length": 2048, "cross_entropy": "fused"}
+    shape = catalog.model("tiny-llama")
+    part = memory.estimate(shape, ALONE, **fields, recompute=Recomputed("full", layers=2)).stages[0]
+    none = memory.estimate(shape, ALONE, **fields).stages[0]
+    assert part.backward == none.backward
+    every = memory.estimate(shape, ALONE, **fields, recompute="full").stages[0]
+    assert every.backward > none.backward
 
 
 def test_the_gradients_of_experts_are_of_all_on_a_rank_and_of_each_copy_of_a_token() -> None:

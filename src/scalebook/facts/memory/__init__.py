@@ -291,23 +291,30 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
 def _backward_bytes(job: _Job, stage: int, logits: float, gathered: float) -> float:
     """Bytes that gradients hold beyond the logits, which are gone when those of layers come.
 
-    FSDP has gathered two layers then, and makes the gradients of one.
+    So are the activations of the layers above one. FSDP has gathered two layers then. It reduces a
+    gradient from a copy in fp32: 8 bytes per weight with the gathered weight and the gradient in
+    16 bit, or with the sum over micro batches in fp32 where weights are gathered once.
     """
     given, weight = (job.shape, job.parallelism, job.work), job.numbers.weights
     head = activations.head_gradient_bytes(*given, weight) if logits else 0.0
-    room = logits
-    if job.parallelism.data_parallel_sharding == "full":
-        one = _largest_layer(job, stage)
-        held = gathered if job.parallelism.gathers_once else 2 * weight * one
-        room += gathered - held - job.numbers.gradients * one
-        weight = 0.0
-    layers = [
-        _working_bytes(job, layer, at)
-        + activations.backward_bytes(*given, weight, moe=is_moe(job.shape, layer))
-        for chunk in stage_layers(job.shape, job.parallelism, stage)
-        for at, layer in enumerate(chunk)
-    ]
-    return max(head, max(layers, default=0.0) - room)
+    full, once = job.parallelism.data_parallel_sharding == "full", job.parallelism.gathers_once
+    freed = 0.0 if once or not full else gathered
+    if full and logits:
+        reduced = 8 * activations.head_elements(job.shape, job.parallelism)
+        head = max(head, reduced - logits - freed)
+    one = _largest_layer(job, stage) if full else 0.0
+    room = logits + freed - (2 * weight * one if freed else 0.0)
+    reduced = one * (8 if once else 8 - weight)  # the weight is one of the two layers
+    most = 0.0
+    for chunk in stage_layers(job.shape, job.parallelism, stage):
+        released = 0.0
+        for at, layer in reversed(list(enumerate(chunk))):
+            moe = is_moe(job.shape, layer)
+            held = activations.backward_bytes(*given, weight, moe=moe) - released
+            most = max(most, _working_bytes(job, layer, at) + held)
+            released += _layer_bytes(job, layer, at)
+            most = max(most, reduced - released)
+    return max(head, most - room)
 
 
 def _recomputed(job: _Job, at: int) -> bool:
