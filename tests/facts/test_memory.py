@@ -514,6 +514,26 @@ def test_a_stage_holds_the_passes_that_its_schedule_has_in_flight(
     assert [memory.chunks_in_flight(split, stage, batches) for stage in range(4)] == held
 
 
+def test_chunks_of_several_sizes_are_kept_in_the_order_in_which_they_run() -> None:
+    """By hand, 2 stages of 2 chunks, 3 layers on the last: of 3 and 2, then 2 and 1 layers.
+
+    The first stage keeps 5 chunks: the first of them for two micro batches, the second for two, the
+    first for one; after a backward pass of the second, the first for a fourth: 4 x 3 + 2.
+    """
+    split = Parallelism(
+        2,
+        pipeline_parallel_size=2,
+        virtual_pipeline_parallel_size=2,
+        last_pipeline_stage_layers=3,
+    )
+    shape = replace(catalog.model("tiny-llama"), num_layers=8)
+    assert [len(chunk) for chunk in stage_layers(shape, split, 0)] == [3, 2]
+    found = memory.estimate(shape, split, **SIZES).stages[0].activations
+    one = memory.estimate(shape, ALONE, **SIZES).stages[0]
+    fewer = memory.estimate(replace(shape, num_layers=7), ALONE, **SIZES).stages[0]
+    assert found == pytest.approx(14 * (one.activations - fewer.activations))
+
+
 def test_kept_tensors_of_fp32_take_twice_those_of_16_bit_but_the_softmaxs_own() -> None:
     """By hand: the softmax's 4 bytes a query and head are fp32 in every precision."""
     shape = catalog.model("tiny-llama")

@@ -9,7 +9,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -270,12 +270,9 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     """Bytes of kept activations and of logits at the stage's fullest moment."""
     shape, parallelism, work = job.shape, job.parallelism, job.work
     chunks = stage_layers(shape, parallelism, stage)
-    # Chunks are kept in turns, a round of p microbatches each; the fullest have most layers with
-    # experts, and differ from the others by dense leading layers alone.
-    flights = chunks_in_flight(parallelism, stage, job.num_microbatches)
     placed = [list(enumerate(chunk)) for chunk in chunks]
     sizes = [sum(_layer_bytes(job, layer, at) for at, layer in chunk) for chunk in placed]
-    kept = flights * max(sizes) if len(sizes) > 1 else flights * sum(sizes)
+    kept = _most_in_flight(job, stage, sizes)
     # One of them is on its way back while the layer above is computed.
     away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
     kept -= away * activations.gate_and_up_bytes(shape, parallelism, work)
@@ -286,6 +283,23 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     module = _layer_bytes(job, shape.num_layers - 1)
     module += activations.further_token_bytes(shape, parallelism, work)
     return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
+
+
+def _most_in_flight(job: _Job, stage: int, sizes: Sequence[float]) -> float:
+    """Bytes of the chunks whose activations a stage keeps at its fullest, of the given sizes.
+
+    Each chunk takes p microbatches in turn; after the warm-up a chunk's backward pass, the last
+    chunk first, follows each forward pass.
+    """
+    stages = job.parallelism.pipeline_parallel_size
+    before = chunks_in_flight(job.parallelism, stage, job.num_microbatches) - 1
+    held, most, count = 0.0, 0.0, len(sizes)
+    for k in range(count * min(job.num_microbatches, 4 * stages)):  # beyond it they repeat
+        held += sizes[k // stages % count]
+        most = max(most, held)
+        if k >= before:
+            held -= sizes[-1 - (k - before) // stages % count]
+    return most
 
 
 def _backward_bytes(job: _Job, stage: int, logits: float, gathered: float) -> float:
