@@ -837,7 +837,7 @@ def ask(capsys: pytest.CaptureFixture[str]):
 
 FIELDS = {
     *("tokens_per_second_per_gpu", "low", "high", "step_seconds", "mfu", "mfu_low", "mfu_high"),
-    *("memory_gib", "fits", "parts", "basis", "warnings"),
+    *("memory_gib", "fits", "parts", "basis", "warnings", "refused"),
 }
 
 
