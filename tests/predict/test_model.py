@@ -268,8 +268,8 @@ def test_an_interval_grows_with_the_work_that_the_runs_most_like_it_do_not_have(
     samples = [StepSample(1.0, one, str(one), "x") for one in work for _ in range(2)]
     made = least_squares(tuple(samples), Belief({"gemm": 1, "step": 1}, {"gemm": 1, "step": 1}))
     assert made.slowness == pytest.approx({"gemm": 1, "step": 1})
-    assert made.unlike((1.0, 0.0)) == pytest.approx((0 + 0.25 + 0.5) / 3)
-    assert made.unlike((1.0, 0.0), {str(work[0])}) == pytest.approx((0.25 + 0.5 + 1) / 3)
+    assert made.unlike({"gemm": 1.0}) == pytest.approx((0 + 0.25 + 0.5) / 3)
+    assert made.unlike({"gemm": 1.0}, {str(work[0])}) == pytest.approx((0.25 + 0.5 + 1) / 3)
     unlike = made.variance({"gemm": 2.0}) - made.covariance[0][0]
     assert unlike == pytest.approx((0.15 * 0.25) ** 2)
 

@@ -156,6 +156,26 @@ def test_a_run_with_expert_parallelism_began_as_fast_as_even_experts_are_predict
     assert seconds(made, asked) == pytest.approx(median(first), rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("said", "graph", "where"),
+    [
+        (None, "on", "device"),
+        (None, "off", None),
+        ("host", "on", "host"),
+        ("device", "off", "device"),
+    ],
+)
+def test_where_tokens_are_counted_is_what_a_record_says_or_its_graph_shows(
+    said: str | None, graph: str, where: str | None
+) -> None:
+    run = store.read_run(EXAMPLES / "20261129-015516-qwen3-30b-a3b-6-w1-4b5d81f2ec9b")
+    observed = dict(run.record.observed) | {"token_counts": said, "cuda_graph": graph}
+    changed = replace(run, record=run.record.model_copy(update={"observed": observed}))
+    found = known_rate(changed)
+    assert isinstance(found, KnownRate)
+    assert found.ran["token_counts"] == where
+
+
 def test_packed_documents_are_predicted_as_samples_of_their_own(made) -> None:
     fields = {"model": "llama3.1-8b@8", "world_size": 4}
     sizes = {"sequence_length": 8192, "micro_batch_size": 1, "global_batch_size": 16}
@@ -294,9 +314,10 @@ def test_each_micro_batch_waits_for_the_launch_of_its_layers_behind_a_third_of_t
     asked = config(world_size=1, micro_batch_size=1, sequence_length=128, cuda_graph="off")
     head = 1.40 * 6 * 128 * HEAD / H100.peak_tflops["bf16"] / 1e12
     loss = 1.25 * 8 * 128 * 128256 / 3.35e12
+    loss += 2 * 128 * (128256 + 4096) / 3.35e12  # results of the output layer's products
     for many in (4, 8):
         found = work(asked.model_copy(update={"global_batch_size": many})).seconds
-        busy = ("gemm", "attention", "elementwise")
+        busy = ("gemm", "gemm_outputs", "attention", "elementwise")
         behind = sum(KINDS[kind].slowness * found[kind] for kind in busy) - many * (head + loss)
         assert found["launch"] + behind / 3 == pytest.approx(many * 32 * 0.0023)
     graph = asked.model_copy(update={"cuda_graph": "on", "global_batch_size": 8})
@@ -311,6 +332,13 @@ def test_each_micro_batch_waits_for_the_launch_of_its_layers_behind_a_third_of_t
         ({"data_parallel_sharding": "full"}, "overlap_tensor_parallel", False),
         ({"precision": "fp8"}, "overlap_tensor_parallel", False),
         ({"tensor_parallel_size": 1}, "overlap_tensor_parallel", False),
+        ({"cuda_graph": "off"}, "overlap_tensor_parallel", False),
+        ({"pipeline_parallel_size": 2}, "overlap_tensor_parallel", False),
+        ({}, "fused_activation", True),
+        ({"model": "gemma-2b"}, "fused_activation", True),
+        ({"model": "nemotron4-15b"}, "fused_activation", False),
+        ({"model": "nemotron4-15b", "engine": "nemo"}, "fused_activation", True),
+        ({"fused_weight_gradient": "off"}, "cuda_graph", False),
         ({"data_parallel_sharding": "full"}, "fused_weight_gradient", False),
         ({}, "fused_weight_gradient", True),
         ({}, "overlap_param_gather", True),
@@ -812,7 +840,7 @@ def ask(capsys: pytest.CaptureFixture[str]):
 
 FIELDS = {
     *("tokens_per_second_per_gpu", "low", "high", "step_seconds", "mfu", "mfu_low", "mfu_high"),
-    *("memory_gib", "fits", "parts", "basis", "warnings"),
+    *("memory_gib", "fits", "parts", "basis", "warnings", "refused"),
 }
 
 
@@ -926,6 +954,15 @@ def test_a_refused_rate_has_the_same_reason_in_every_command(
         reasons = [one for one in lines if "The rate of" in one]
         assert reasons and all(one.startswith(start) for one in reasons), command
         assert reasons[0].endswith("A completed run like it, or 'scalebook probe', narrows it.")
+    wide = "The rate of tiny-llama on cpu is not known"
+    main(["tune", *asked, "--gpus", "2", "--dry-run", "--json", *folder])
+    ranked = json.loads(capsys.readouterr().out)["ranking"]
+    assert ranked and all(one["refused"].startswith(wide) for one in ranked)
+    main(["recommend", *asked, "--gpus", "2", "--json", *folder])
+    said = json.loads(capsys.readouterr().out)["predicted"]["said"]
+    assert f"may be the fastest. For ranking only: {wide}" in said
+    main(["recommend", *asked[:2], "--model", "llama3.1-8b", "--gpus", "2", *folder])
+    assert "For ranking only: The rate of llama3.1-8b" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model", "platform"), [("llama3.1-8b", "cpu"), ("tiny-llama", "mi300x")])

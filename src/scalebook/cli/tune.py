@@ -40,7 +40,7 @@ from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
-    from scalebook.predict import Prediction, Predictor
+    from scalebook.predict import Prediction
     from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
@@ -349,7 +349,7 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
         value |= {"trials": trials, "trial_seconds": sum(one.seconds for one in steps)}
         print_json(value | {"left_out": ranking.left_out})
         return 0
-    _print_ranking(base, ranking, state.made)
+    _print_ranking(base, ranking)
     if not ranking.candidates:
         print(f"{ranking.nothing_fits}. Change the GPUs, the batch or what --set fixes.")
         for problem in said(legality.check(base, catalog.model(base.model)), "error"):
@@ -369,7 +369,7 @@ def _words(config: RunConfig) -> str:
     return search.words(config)
 
 
-def _print_ranking(base: RunConfig, ranking: Ranking, made: Predictor) -> None:
+def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     candidates = ranking.candidates
     fits = sum(one.prediction.fits is True for one in candidates)
     where = f"{base.model} on {base.world_size} x {base.platform}"
@@ -386,7 +386,7 @@ def _print_ranking(base: RunConfig, ranking: Ranking, made: Predictor) -> None:
     ]
     if rows:
         print_table(("layout", "GiB", "fits", "tokens/s/GPU", "low", "high"), rows)
-    if candidates and (refused := made.refusal(base, candidates[0].prediction)):
+    if refused := ranking.refused:
         print(f"  for ranking only: {refused}")
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
         print(f"  left out: {count:,} ({reason.replace('_', ' ')})")

@@ -68,6 +68,9 @@ _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
 _WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
+# cuDNN's kernel for heads of 256 takes 4.5 ms for 8,192 tokens and 16 heads on an H200, and 14.3 ms
+# for 16,384 tokens and 32 heads of 128: 1.42 times what their exponentials explain.
+_WIDE_HEADS = 1.42
 # cuDNN's kernel for queries of 192 and values of 128 elements takes 11.19 ms for 2 x 4,096 tokens
 # and 128 heads on an H200, and 7.36 ms for heads of 128; their widths explain 1.19 of it.
 _LATENT_ATTENTION = 1.28
@@ -87,6 +90,7 @@ _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide be
 KERNELS = {
     "window_attention": "fused",
     "context_parallel_communication": "overlapped_all_gather",
+    "rotary_embedding": "while_split",
     "token_counts": "device",
 }
 
@@ -122,15 +126,21 @@ def switches(
         or config.offload_layers
         or config.mtp_layers
         or config.num_microbatches < 2
+        or config.fused_weight_gradient == "off"
     )
+    graph = (tensor or alone) and not (stages or sharded == "full" or engine or no_graph)
+    # The activations that Megatron-Core has a kernel for.
+    usual = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
         "grouped_gemm": shape.moe is not None,
         "overlap_param_gather": sharded == "optimizer" and not stages,
+        # Launched piece by piece it is slower than whole collectives.
         "overlap_tensor_parallel": (
-            tensor and config.sequence_parallel and sharded != "full" and not engine
+            tensor and config.sequence_parallel and graph and config.cuda_graph != "off"
         ),
-        "cuda_graph": (tensor or alone) and not (stages or sharded == "full" or engine or no_graph),
+        "fused_activation": usual or config.engine != "megatron",
+        "cuda_graph": graph,
     }
     found: dict[str, bool] = {}
     for name in SWITCHES:
@@ -139,6 +149,10 @@ def switches(
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
     found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
+    # Not where queries change between: as the trainer's splits_turned has it.
+    between = shape.qk_norm or shape.mla is not None or shape.learned_positions or engine
+    turned = not between and shape.num_query_groups >= config.tensor_parallel_size
+    found["rotary_embedding"] &= turned and found["fused_rope"] and config.engine == "megatron"
     return found | {"token_counts": alone and found["token_counts"]}
 
 
@@ -249,7 +263,7 @@ class _Job:
         if self.on["cuda_graph"]:
             return []
         dense = sum(not is_moe(self.shape, one) for one in layers)
-        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
+        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "gemm_outputs", "attention", "elementwise")
         # By the output layer the host has launched the layers.
         after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
         busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
@@ -333,10 +347,37 @@ class _Job:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
+        outputs = self.outputs(dense, 1 + config.again(shape.num_layers, *inside))
+        found |= self.written(outputs)
         if eight:
             routed = shape.moe.top_k * shape.moe.ffn_hidden_size if experts and shape.moe else 0
             _add(found, self.casts(flops / rate, dense + routed, again))
         return found
+
+    def outputs(self, dense: float, again: float) -> float:
+        """Return the values per token that a layer's dense products write, in both passes."""
+        shape, tensor = self.shape, self.config.tensor_parallel_size
+        heads, hidden = shape.num_attention_heads / tensor, shape.hidden_size
+        if (mla := shape.mla) is not None:
+            latents = mla.q_lora_rank + mla.kv_lora_rank
+            width = heads * mla.v_head_dim
+            made = heads * (2 * mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+            forward = latents + mla.qk_rope_head_dim + made + hidden
+            backward = 2 * hidden + latents + width
+        else:
+            width = heads * shape.head_dim
+            forward = width + 2 * shape.num_query_groups / tensor * shape.head_dim + hidden
+            backward = hidden + width
+        if dense:
+            forward += (shape.mlp_matrices - 1) * dense / tensor + hidden
+            backward += hidden + dense / tensor
+        return again * forward + backward
+
+    def written(self, outputs: float) -> Seconds:
+        """Return the writing of products' outputs per token: a tile multiplies nothing then."""
+        if not self.machine.is_gpu:
+            return {}
+        return {"gemm_outputs": 2 * self.tokens * outputs / self.machine.memory_bytes_per_second}
 
     def casts(self, product_seconds: float, dense: float, again: float) -> Seconds:
         """Return casts to FP8: each input and gradient of a product is read, written twice."""
@@ -374,7 +415,8 @@ class _Job:
                 inside = _WINDOW_KERNEL * (seen + _WINDOW_BLOCK)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
-        flops *= 1 + config.again(shape.num_layers, "core_attn") / 3
+        # Forward it is 2 of 7 products: the backward pass makes the scores again.
+        flops *= 1 + config.again(shape.num_layers, "core_attn") * 2 / 7
         name = "fp32" if config.precision == "fp32" else "bf16"
         seconds = flops / self.machine.flops(name)
         if self.machine.is_gpu:
@@ -382,6 +424,7 @@ class _Job:
             usual = 1 + _EXPONENTIAL_WIDTH / _USUAL_WIDTH
             seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
             seconds *= _LATENT_ATTENTION if shape.mla and torch_only else 1.0
+            seconds *= _WIDE_HEADS if width > _USUAL_WIDTH and not shape.mla else 1.0
         found = {"attention": seconds * (_MASKED_ATTENTION if masked else 1.0)}
         if config.context_parallel_size > 1 and self.waits_for_context and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
@@ -403,6 +446,9 @@ class _Job:
         if config.recompute == "pointwise" or modules & inside:
             values += (3 if shape.gated_mlp else 2) * wide
         values += self.latent_copies()
+        if self.on["rotary_embedding"]:  # which reads queries where they were split before
+            queries = shape.num_attention_heads * shape.head_dim / tensor
+            values -= 2 * (2 + config.again(shape.num_layers)) * queries
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
@@ -410,7 +456,7 @@ class _Job:
         off = {
             "fused_norm": 60 * hidden,
             "fused_rope": 20 * rotary,
-            "fused_activation": 24 * wide,
+            "fused_activation": (24 if shape.gated_mlp else 14) * wide,
             "fused_attention": 30 * config.sequence_length * shape.num_attention_heads / tensor,
         }
         for name, size in off.items():
@@ -522,6 +568,7 @@ class _Job:
         kind = "gemm" if self.product_kind == "gemm_fp8" else self.product_kind
         found = {
             kind: 6 * logits * shape.hidden_size / self.machine.flops(name),
+            **self.written(rows + shape.hidden_size),
             "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:

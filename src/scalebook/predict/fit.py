@@ -40,6 +40,7 @@ _TINY = 1e-12
 _CLEAN_ERROR, _ROUNDS = 0.06, 6
 
 Matrix = list[list[float]]
+Shares = Mapping[str, float]  # of a step's time, by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +106,37 @@ class RateFit:
         unlike = _UNLIKE * self.unlike(self._shares(work))
         return known + math.hypot(other, unlike, *(one / total for one in unknown)) ** 2
 
-    def unlike(self, shares: Sequence[float], without: Collection[str] = ()) -> float:
+    def unlike(self, shares: Shares, without: Collection[str] = ()) -> float:
         """Return the share of a step's time (0 to 1) that runs spend on other work.
 
         The mean of the configurations most like it, but for those that are ``without``.
         """
-        known = [one for name, one in self._of_configurations.items() if name not in without]
-        found = nlargest(_MOST_LIKE, (sum(map(min, shares, one)) for one in known))
+        alike = dict.fromkeys(self._of_configurations.keys() - without, 0.0)
+        for kind, share in shares.items():
+            for name, other in self._of_kinds[kind]:
+                if name in alike:
+                    alike[name] += share if share < other else other
+        found = nlargest(_MOST_LIKE, alike.values())
         return 1 - sum(found) / len(found) if found else 0.0
 
     @cached_property
-    def _of_configurations(self) -> Mapping[str, tuple[float, ...]]:
+    def _of_configurations(self) -> Mapping[str, Shares]:
         return {one.configuration: self._shares(one.work) for one in self.samples}
 
-    def _shares(self, work: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the share of a step's time by fitted kind."""
-        times = [self.slowness[kind] * work.get(kind, 0.0) for kind in self.kinds]
-        total = sum(self.slowness[kind] * value for kind, value in work.items())
-        return tuple(one / total for one in times) if total else ()
+    @cached_property
+    def _of_kinds(self) -> Mapping[str, list[tuple[str, float]]]:
+        """The configurations that have a kind, with its share of their step."""
+        found: dict[str, list[tuple[str, float]]] = {kind: [] for kind in self.kinds}
+        for name, shares in self._of_configurations.items():
+            for kind, share in shares.items():
+                found[kind].append((name, share))
+        return found
+
+    def _shares(self, work: Mapping[str, float]) -> Shares:
+        """Return the share of a step's time of each fitted kind that it has."""
+        times = {kind: self.slowness[kind] * value for kind, value in work.items()}
+        total = sum(times.values())
+        return {kind: times[kind] / total for kind in self.kinds if times.get(kind)}
 
     def _row(self, work: Mapping[str, float], device: str, seconds: float) -> list[float]:
         """Return the coefficients of the fitted kinds and devices, relative to a step's time."""

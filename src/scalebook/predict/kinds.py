@@ -36,6 +36,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("gemm_fp8", "matrix products in FP8", 1.55, 0.35),
         # On CUDA cores: what tensor cores lose to their power limit says nothing about them.
         Kind("gemm_fp32", "matrix products in FP32", 1.30, 0.25),
+        Kind("gemm_outputs", "results of matrix products", 1.0, 0.7),
         Kind("gemm_traffic", "operands of matrix products", 0.50, 0.40),
         Kind("attention", "attention", 2.2, 0.7),
         Kind("expert_gemm", "matrix products of experts", 1.8, 0.6),

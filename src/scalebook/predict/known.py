@@ -28,8 +28,6 @@ ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
 # What makes two runs no two configurations: names, lengths of time, which repeat, what is watched;
 # the layers' and the platform's names, whose kernels and devices are compared themselves.
 _NOT_WORK = {*without_effect("speed"), "platform", "layer_spec"}
-# Since when the trainer leaves the tokens of each expert on the device: no record says so.
-_COUNTS_STAY = "2026-11-29T01:45"
 # Options that a run of an older trainer did not name.
 _FUSED = tuple(name for name in SWITCHES if name.startswith("fused_"))
 
@@ -134,7 +132,9 @@ def known_rate(run: Run) -> KnownRate | str:
     if accelerator is None and config.platform != "cpu":
         return "its accelerator is not in the catalog"
     ran = {name: record.observed.get(name) for name in (*SWITCHES, *KERNELS)}
-    ran["token_counts"] = "device" if (record.started_at or "") >= _COUNTS_STAY else "host"
+    # Older records do not say whether experts' tokens are counted on the device: a graph needs it.
+    if ran["token_counts"] is None and ran["cuda_graph"] == "on":
+        ran["token_counts"] = "device"
     seconds = config.tokens_per_step / rates.tokens_per_second
     around, node = _around(run), _node(record)
     return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, around, node)

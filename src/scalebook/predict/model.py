@@ -41,7 +41,7 @@ _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
 # And how many of these runs are in today's intervals, of the runs before each round.
-WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 86, 62, 74
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 86, 62, 76
 _WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
@@ -75,6 +75,7 @@ class Prediction:
     parts: Mapping[str, float]  # seconds, adding up to the step
     basis: Basis
     warnings: tuple[str, ...]
+    refused: str | None = None  # why the rate says no more than its order of magnitude
 
     def _repr_html_(self) -> str:
         rate = f"{self.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
@@ -183,9 +184,10 @@ class Predictor:
             high = min(high, rate / mfu)
         shown = {kind: value for kind, value in parts.items() if kind not in COMMUNICATION}
         shown["exposed_communication"] = sum(parts.get(kind, 0.0) for kind in COMMUNICATION)
+        low = rate / spread
         return Prediction(
             tokens_per_second_per_gpu=rate,
-            low=rate / spread,
+            low=low,
             high=high,
             step_seconds=seconds,
             mfu=mfu,
@@ -196,6 +198,7 @@ class Predictor:
             parts=shown,
             basis=self.basis,
             warnings=tuple(self._warnings(config, parts, verdict, why)),
+            refused=_refusal(config, low, high),
         )
 
     def answer(self, config: RunConfig) -> Prediction:
@@ -205,20 +208,9 @@ class Predictor:
             ConfigError: the configuration is illegal, or its interval is wider than a factor of 10.
         """
         found = self.predict(config)
-        if reason := self.refusal(config, found):
-            raise ConfigError(reason)
+        if found.refused:
+            raise ConfigError(found.refused)
         return found
-
-    def refusal(self, config: RunConfig, found: Prediction) -> str | None:
-        """Return why a prediction says no more than an order of magnitude; None where it does."""
-        if found.high <= _WIDEST * found.low:
-            return None
-        ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (found.low, found.high))
-        return (
-            f"The rate of {config.model} on {self.platform.name} is not known: the 90 % "
-            f"interval is {' to '.join(ends)} tokens/s per GPU. A completed run like it, or "
-            "'scalebook probe', narrows it."
-        )
 
     def _mfu(
         self, config: RunConfig, shape: ModelShape, rate: float
@@ -267,6 +259,18 @@ class Predictor:
             yield f"The runs are of engine 'megatron'; {config.engine} may differ."
         if no_mfu:
             yield no_mfu
+
+
+def _refusal(config: RunConfig, low: float, high: float) -> str | None:
+    """Return why an interval says no more than an order of magnitude; None where it does."""
+    if high <= _WIDEST * low:
+        return None
+    ends = (f"{one:,.0f}" if one >= 10 else f"{one:.2g}" for one in (low, high))
+    return (
+        f"The rate of {config.model} on {config.platform} is not known: the 90 % interval is "
+        f"{' to '.join(ends)} tokens/s per GPU. A completed run like it, or 'scalebook probe', "
+        "narrows it."
+    )
 
 
 def predictor(
@@ -371,7 +375,7 @@ _BEYOND = {
     "communication_in_passes": (*kinds.COMMUNICATION, "sharding", "uneven_experts", "fp8_weights"),
     "options_off": tuple(name for name in kinds.KINDS if name.endswith("_off")),
     "copies_and_waits": (
-        *("gemm_traffic", "routing", "offload", "waiting", "launch", "step"),
+        *("gemm_outputs", "gemm_traffic", "routing", "offload", "waiting", "launch", "step"),
         *("fp8_cast", "fp8_scaling", "fp8_blockwise"),
     ),
 }

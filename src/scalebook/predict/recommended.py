@@ -242,6 +242,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
     beyond = len(ranking.candidates) - len(rows)
     left_out |= {"slower by prediction, or may not fit": beyond} if beyond else {}
     said = f"{len(ranking.contenders)} of {len(ranking.candidates)} layouts may be the fastest."
+    said += f" For ranking only: {ranking.refused}" if ranking.refused else ""
     return Recommendations("predicted", rows, left_out, said)
 
 

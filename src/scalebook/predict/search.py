@@ -58,6 +58,11 @@ class Ranking:
         return f"No legal layout fits: the least memory per GPU is {self.least_gib:.1f} GiB"
 
     @property
+    def refused(self) -> str | None:
+        """Why rates are good for the order only, if that of the first layout is."""
+        return self.candidates[0].prediction.refused if self.candidates else None
+
+    @property
     def contenders(self) -> tuple[Candidate, ...]:
         """The layouts whose interval reaches the predicted rate of the first: any may be fastest.
 

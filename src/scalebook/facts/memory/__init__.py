@@ -9,7 +9,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -270,12 +270,9 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     """Bytes of kept activations and of logits at the stage's fullest moment."""
     shape, parallelism, work = job.shape, job.parallelism, job.work
     chunks = stage_layers(shape, parallelism, stage)
-    # Chunks are kept in turns, a round of p microbatches each; the fullest have most layers with
-    # experts, and differ from the others by dense leading layers alone.
-    flights = chunks_in_flight(parallelism, stage, job.num_microbatches)
     placed = [list(enumerate(chunk)) for chunk in chunks]
     sizes = [sum(_layer_bytes(job, layer, at) for at, layer in chunk) for chunk in placed]
-    kept = flights * max(sizes) if len(sizes) > 1 else flights * sum(sizes)
+    kept = _most_in_flight(job, stage, sizes)
     # One of them is on its way back while the layer above is computed.
     away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
     kept -= away * activations.gate_and_up_bytes(shape, parallelism, work)
@@ -288,26 +285,50 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
 
 
+def _most_in_flight(job: _Job, stage: int, sizes: Sequence[float]) -> float:
+    """Bytes of the chunks whose activations a stage keeps at its fullest, of the given sizes.
+
+    Each chunk takes p microbatches in turn; after the warm-up a chunk's backward pass, the last
+    chunk first, follows each forward pass.
+    """
+    stages = job.parallelism.pipeline_parallel_size
+    before = chunks_in_flight(job.parallelism, stage, job.num_microbatches) - 1
+    held, most, count = 0.0, 0.0, len(sizes)
+    for k in range(count * min(job.num_microbatches, 4 * stages)):  # beyond it they repeat
+        held += sizes[k // stages % count]
+        most = max(most, held)
+        if k >= before:
+            held -= sizes[-1 - (k - before) // stages % count]
+    return most
+
+
 def _backward_bytes(job: _Job, stage: int, logits: float, gathered: float) -> float:
     """Bytes that gradients hold beyond the logits, which are gone when those of layers come.
 
-    FSDP has gathered two layers then, and makes the gradients of one.
+    So are the activations of the layers above one. FSDP has gathered two layers then. It reduces a
+    gradient from a copy in fp32: 8 bytes per weight with the gathered weight and the gradient in
+    16 bit, or with the sum over micro batches in fp32 where weights are gathered once.
     """
     given, weight = (job.shape, job.parallelism, job.work), job.numbers.weights
     head = activations.head_gradient_bytes(*given, weight) if logits else 0.0
-    room = logits
-    if job.parallelism.data_parallel_sharding == "full":
-        one = _largest_layer(job, stage)
-        held = gathered if job.parallelism.gathers_once else 2 * weight * one
-        room += gathered - held - job.numbers.gradients * one
-        weight = 0.0
-    layers = [
-        _working_bytes(job, layer, at)
-        + activations.backward_bytes(*given, weight, moe=is_moe(job.shape, layer))
-        for chunk in stage_layers(job.shape, job.parallelism, stage)
-        for at, layer in enumerate(chunk)
-    ]
-    return max(head, max(layers, default=0.0) - room)
+    full, once = job.parallelism.data_parallel_sharding == "full", job.parallelism.gathers_once
+    freed = 0.0 if once or not full else gathered
+    if full and logits:
+        reduced = 8 * activations.head_elements(job.shape, job.parallelism)
+        head = max(head, reduced - logits - freed)
+    one = _largest_layer(job, stage) if full else 0.0
+    room = logits + freed - (2 * weight * one if freed else 0.0)
+    reduced = one * (8 if once else 8 - weight)  # the weight is one of the two layers
+    most = 0.0
+    for chunk in stage_layers(job.shape, job.parallelism, stage):
+        released = 0.0
+        for at, layer in reversed(list(enumerate(chunk))):
+            moe = is_moe(job.shape, layer)
+            held = activations.backward_bytes(*given, weight, moe=moe) - released
+            most = max(most, _working_bytes(job, layer, at) + held)
+            released += _layer_bytes(job, layer, at)
+            most = max(most, reduced - released)
+    return max(head, most - room)
 
 
 def _recomputed(job: _Job, at: int) -> bool:
