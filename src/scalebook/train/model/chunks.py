@@ -103,7 +103,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
 def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
     if on.fused_rope and not on.transformer_engine:
-        fused.compile_rotary_embedding()
+        fused.install_rotary_embedding()
     remakes = megatron_config.remakes_activation(config, shape)
     fused.install_swiglu(fused=on.fused_activation, remakes=remakes)
     if on.grouped_gemm and not on.transformer_engine:
