@@ -93,7 +93,7 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tens
     ``cos`` is [sequence, 1, dim / 2]; ``sin`` [sequence, 2, dim / 2], negative for the first half.
     """
     shape = (cos.shape[0], *[1] * (heads.dim() - 2), -1, cos.shape[-1])
-    halves = heads.unflatten(-1, (2, -1)).float()
+    halves = heads.view(*heads.shape[:-1], 2, -1).float()
     other = halves.flip(-2) * sin.view(shape)
     turned = halves * cos.view(shape) + (-other if back else other)
     return turned.flatten(-2).to(heads.dtype)
@@ -101,9 +101,9 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tens
 
 def _split_turned(mixed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values of ``mixed``; see ``turned_parts``."""
-    heads = mixed.unflatten(-1, (-1, 2 * cos.shape[-1]))
+    heads = mixed.view(*mixed.shape[:-1], -1, 2 * cos.shape[-1])
     queries, keys = _turned(heads[..., :-2, :], cos, sin), _turned(heads[..., -2, :], cos, sin)
-    return queries, keys, heads[..., -1, :].clone(memory_format=torch.contiguous_format)
+    return queries, keys, heads[..., -1, :].contiguous()
 
 
 def _turn_back(into: Tensor, grad: Tensor, cos: Tensor, sin: Tensor) -> None:

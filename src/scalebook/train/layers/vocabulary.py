@@ -27,7 +27,7 @@ def _blocks(logits: Tensor) -> Tensor:
     Megatron-Core pads a vocabulary to a multiple of 128.
     """
     columns = logits.shape[1]
-    return logits.unflatten(1, (-1, min(columns & -columns, WIDEST_BLOCK)))
+    return logits.view(len(logits), -1, min(columns & -columns, WIDEST_BLOCK))
 
 
 def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
