@@ -21,37 +21,25 @@ from scalebook.train.world import distributed
 WIDEST_BLOCK = 1024  # logits; torch's compiler keeps so many of a row in registers
 
 
-def _blocks(logits: Tensor) -> Tensor:
-    """Return rows in blocks of a power of two, each of which is read once.
-
-    Megatron-Core pads a vocabulary to a multiple of 128.
-    """
-    columns = logits.shape[1]
-    return logits.view(len(logits), -1, min(columns & -columns, WIDEST_BLOCK))
-
-
 def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere."""
+    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere.
+
+    Rows are read once, in blocks of a power of two: Megatron-Core pads to a multiple of 128.
+    """
     picked = logits.gather(1, place.clamp(min=0).long().unsqueeze(1)).squeeze(1).float()
-    wide = _blocks(logits).float()
+    rows, columns = logits.shape
+    wide = logits.view(rows, -1, min(columns & -columns, WIDEST_BLOCK)).float()
     highest = wide.amax(-1, keepdim=True)
     total = (wide - highest).exp().sum(-1).log() + highest.squeeze(-1)
     return torch.logsumexp(total, dim=1), torch.where(place >= 0, picked, 0.0)
 
 
-def _gradient(logits: Tensor, log_sum: Tensor, place: Tensor, grad_output: Tensor) -> Tensor:
-    """Replace each logit by its gradient: softmax minus one at the target, times the loss's.
-
-    What is returned makes torch's compiler work block by block here, too: else it asks of each
-    logit to which token it belongs, and reads that token's values for it.
-    """
-    blocks = _blocks(logits)
-    columns = _blocks(torch.arange(logits.shape[1], dtype=place.dtype, device=logits.device)[None])
-    log_sum, place, grad_output = (each[:, None, None] for each in (log_sum, place, grad_output))
-    softmax = torch.exp(blocks.float() - log_sum)
-    gradient = (softmax - (columns == place).float()) * grad_output
-    blocks.copy_(gradient)
-    return gradient.sum(-1)
+def _gradient(logits: Tensor, log_sum: Tensor, place: Tensor, grad_output: Tensor) -> None:
+    """Replace each logit by its gradient: softmax minus one at the target, times the loss's."""
+    columns = torch.arange(logits.shape[1], dtype=place.dtype, device=logits.device)
+    hit = columns == place.unsqueeze(1)
+    softmax = torch.exp(logits.float() - log_sum.unsqueeze(1))
+    logits.copy_((softmax - hit.float()) * grad_output.unsqueeze(1))
 
 
 class VocabularyParallelCrossEntropy(torch.autograd.Function):
