@@ -19,7 +19,12 @@ from functools import partial
 from scalebook.config import RunConfig
 from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
+from scalebook.facts.flops import (
+    attention_projections,
+    attention_width,
+    launches_limit,
+    padded_vocab_size,
+)
 from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
@@ -116,6 +121,9 @@ def switches(
     alone = experts_need_no_host(
         shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
     )
+    tokens = config.micro_batch_size * config.sequence_length
+    short = not shape.moe and config.context_parallel_size == 1
+    short = short and launches_limit(shape, config.sequence_length, tokens)
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
         (shape.moe and not (alone and (shape.mlp_bias or not shape.moe.router_bias)))
@@ -130,7 +138,8 @@ def switches(
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine
         ),
-        "cuda_graph": (tensor or alone) and not (stages or sharded == "full" or engine or no_graph),
+        "cuda_graph": (tensor or alone or short)
+        and not (stages or sharded == "full" or engine or no_graph),
     }
     found: dict[str, bool] = {}
     for name in SWITCHES:
