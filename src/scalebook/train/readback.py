@@ -193,7 +193,6 @@ def environment(trainer: Trainer) -> dict[str, Any]:
         "backend": distributed.get_backend(),
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
-        "container": world.containers(),
         "data": fingerprint(data) if data else {"synthetic": True},
         **memory,
     }

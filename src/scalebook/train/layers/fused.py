@@ -29,6 +29,15 @@ def apply(function: Any, *given: Any) -> Tensor:
     return function.apply(*given)
 
 
+def in_main_gradient(weight: Any) -> Tensor:
+    """Return what stands for a gradient that is in the main gradient, as in Megatron-Core.
+
+    With it the hook that counts finished gradients runs.
+    """
+    weight.grad_added_to_main_grad = True
+    return torch.empty_like(weight)
+
+
 def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
     """Add ``grad_output^T inputs`` to ``main_grad`` [out, in] in one GEMM.
 

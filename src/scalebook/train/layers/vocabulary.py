@@ -96,9 +96,7 @@ class _Rows(torch.autograd.Function):
         gradient = grad_outputs[0] if inside is None else grad_outputs[0] * inside.unsqueeze(-1)
         main: Tensor = weight.main_grad
         main.index_put_((rows.flatten(),), gradient.flatten(0, -2).to(main.dtype), accumulate=True)
-        weight.grad_added_to_main_grad = True
-        # A place-holder, so that the hook that counts finished gradients runs.
-        return None, None, torch.empty_like(weight)
+        return None, None, fused.in_main_gradient(weight)
 
 
 class Embedding(mcore.VocabParallelEmbedding):
