@@ -121,9 +121,6 @@ def switches(
     alone = experts_need_no_host(
         shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
     )
-    tokens = config.micro_batch_size * config.sequence_length
-    short = not shape.moe and config.context_parallel_size == 1
-    short = short and launches_limit(shape, config.sequence_length, tokens)
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
         (shape.moe and not (alone and (shape.mlp_bias or not shape.moe.router_bias)))
@@ -138,7 +135,7 @@ def switches(
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine
         ),
-        "cuda_graph": (tensor or alone or short)
+        "cuda_graph": launches_limit(config, shape)
         and not (stages or sharded == "full" or engine or no_graph),
     }
     found: dict[str, bool] = {}

@@ -133,15 +133,6 @@ def _counts_stay(config: RunConfig, shape: ModelShape) -> bool:
     )
 
 
-def _launched_slowly(config: RunConfig, shape: ModelShape) -> bool:
-    """Return whether a layer is many short kernels."""
-    if config.tensor_parallel_size > 1 or _counts_stay(config, shape):
-        return True
-    tokens = config.micro_batch_size * config.sequence_length
-    alone = shape.moe is None and config.context_parallel_size == 1
-    return alone and launches_limit(shape, config.sequence_length, tokens)
-
-
 def _graph(
     config: RunConfig, shape: ModelShape, world: World, *, grouped_by_torch: bool
 ) -> str | None:
@@ -191,7 +182,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     graphed = decide(
         "cuda_graph",
         _graph(config, shape, world, grouped_by_torch=ours),
-        default=config.precision != "fp8" and _launched_slowly(config, shape),
+        default=config.precision != "fp8" and launches_limit(config, shape),
     )
     return Switches(
         transformer_engine=te,
