@@ -413,7 +413,8 @@ def test_without_runs_a_prediction_is_the_belief_and_as_unsure() -> None:
 
 def test_what_waits_for_a_host_is_as_unsure_as_hosts_differ() -> None:
     """By hand: 15 % of the 2.3 ms that each of 32 layers takes the host, which is always late."""
-    made, asked = predictor("h100"), config(micro_batch_size=1, sequence_length=64)
+    made = predictor("h100")
+    asked = config(micro_batch_size=1, sequence_length=64, cuda_graph="off")
     parts, deviation = made.step(asked, SHAPE)
     total = sum(parts.values())
     assert parts["launch"] > 0.1 * total

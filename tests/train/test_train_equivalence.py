@@ -352,6 +352,10 @@ def test_pieces_that_are_compiled_train_the_same_model(tmp_path: Path):
         plain, compiled = ended[f"{layout} off"], ended[f"{layout} on"]
         assert compiled.code == 0, compiled.log
         assert [compiled.observed[name] for name in names] == ["on"] * len(names)
+        turned = [run.observed["rotary_embedding"] for run in (plain, compiled)]
+        assert turned == [None, "while_split"]
+        expected = "host" if layout == "experts" else None
+        assert compiled.observed["token_counts"] == expected
         assert len(compiled.steps) == 3
         assert compiled.losses == pytest.approx(plain.losses, rel=1e-6)
         norms = [[step.grad_norm for step in run.steps] for run in (compiled, plain)]

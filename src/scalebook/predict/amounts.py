@@ -19,7 +19,12 @@ from functools import partial
 from scalebook.config import RunConfig
 from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
+from scalebook.facts.flops import (
+    attention_projections,
+    attention_width,
+    launches_limit,
+    padded_vocab_size,
+)
 from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
@@ -128,7 +133,9 @@ def switches(
         or config.num_microbatches < 2
         or config.fused_weight_gradient == "off"
     )
-    graph = (tensor or alone) and not (stages or sharded == "full" or engine or no_graph)
+    graph = launches_limit(config, shape) and not (
+        stages or sharded == "full" or engine or no_graph
+    )
     # The activations that Megatron-Core has a kernel for.
     usual = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 from scalebook import host, project
 from scalebook.config import RunConfig
 from scalebook.measure.probes.files import ceilings
+from scalebook.parallelism import experts_need_no_host
 from scalebook.store import write_json
 from scalebook.train import mcore, world
 from scalebook.train.layers import blocks
@@ -78,6 +79,16 @@ def _attention(trainer: Trainer) -> dict[str, str | None]:
         chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)
         found["attention_kernel"] = SDPBackend(chosen).name.lower()
     return found
+
+
+def _token_counts(trainer: Trainer) -> str | None:
+    """Return where the numbers of experts' tokens are read; None without experts."""
+    config, on = trainer.model.config, trainer.model.switches
+    if config.num_moe_experts is None:
+        return None
+    sizes = config.expert_model_parallel_size, config.expert_tensor_parallel_size
+    stay = experts_need_no_host(config.num_moe_experts, *sizes)
+    return "device" if stay and on.grouped_gemm and not on.transformer_engine else "host"
 
 
 def _split() -> dict[str, Any]:
@@ -163,6 +174,8 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         **_counted(trainer),
         **model.switches.observed(),
         **_attention(trainer),
+        "rotary_embedding": "while_split" if config.fused_single_qkv_rope else None,
+        "token_counts": _token_counts(trainer),
         "moe_grouped_gemm": config.moe_grouped_gemm,
         "float32_matmul": torch.get_float32_matmul_precision(),
     }
@@ -180,7 +193,6 @@ def environment(trainer: Trainer) -> dict[str, Any]:
         "backend": distributed.get_backend(),
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
-        "container": world.containers(),
         "data": fingerprint(data) if data else {"synthetic": True},
         **memory,
     }

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from scalebook import host
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.probes import MachineIdentity
@@ -136,11 +135,6 @@ def software() -> dict[str, Any]:
         "triton": find_spec("triton") is not None,
         **_collectives(),
     }
-
-
-def containers() -> dict[str, str]:
-    """Return what the image says of itself, where it does."""
-    return host.container(os.environ)
 
 
 def _hash(text: str) -> str:

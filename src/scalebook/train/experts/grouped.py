@@ -138,7 +138,7 @@ def _plus(total: Tensor, gradient: Tensor) -> None:
 def _add_gradient(
     weight: Any, grads: Tensor, rows: Tensor, groups: Groups, *, compiled: bool
 ) -> Tensor:
-    """Add the gradient to the weight's fp32 sum; return a place-holder for the hook that counts."""
+    """Add the gradient to the weight's fp32 sum."""
     total: Tensor = weight.main_grad
     if len(groups.ends) > MOST_SINGLE_GRADIENTS:
         # torch's own sum of two types reads and writes at two thirds of the speed
@@ -149,8 +149,7 @@ def _add_gradient(
         for own, grad, row in parts:
             if row.shape[0]:
                 fused.accumulate_weight_gradient(row, grad, own)
-    weight.grad_added_to_main_grad = True
-    return torch.empty_like(weight)
+    return fused.in_main_gradient(weight)
 
 
 class _Product(torch.autograd.Function):

@@ -80,16 +80,12 @@ def _gathering(shard: Tensor, group: Any) -> tuple[Tensor, Any]:
 def _weight_gradient(
     weight: Any, inputs: Tensor, grad_output: Tensor, *, into_main: bool
 ) -> Tensor:
-    """Return the gradient of a weight, or add it to the main gradient and return a place-holder.
-
-    The place-holder lets the hook that counts finished gradients run, as in Megatron-Core.
-    """
+    """Return the gradient of a weight, or add it to the main gradient."""
     rows, grads = inputs.flatten(0, -2), grad_output.flatten(0, -2)
     if not into_main:
         return grads.t() @ rows
     fused.accumulate_weight_gradient(rows, grads, weight.main_grad)
-    weight.grad_added_to_main_grad = True
-    return torch.empty_like(weight)
+    return fused.in_main_gradient(weight)
 
 
 class _GatherMatmul(torch.autograd.Function):

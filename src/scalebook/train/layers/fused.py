@@ -29,6 +29,15 @@ def apply(function: Any, *given: Any) -> Tensor:
     return function.apply(*given)
 
 
+def in_main_gradient(weight: Any) -> Tensor:
+    """Return what stands for a gradient that is in the main gradient, as in Megatron-Core.
+
+    With it the hook that counts finished gradients runs.
+    """
+    weight.grad_added_to_main_grad = True
+    return torch.empty_like(weight)
+
+
 def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
     """Add ``grad_output^T inputs`` to ``main_grad`` [out, in] in one GEMM.
 
@@ -87,11 +96,102 @@ def compiled_in_place(function: Callable[..., Any], *, dynamic: bool | None = Fa
     return _torch.compile(function, dynamic=dynamic, options={"triton.autotune_pointwise": False})
 
 
-def compile_rotary_embedding() -> None:
-    """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """Return heads [sequence, ..., dim] turned by their angles, or back: the gradient of that.
+
+    ``cos`` is [sequence, 1, dim / 2]; ``sin`` [sequence, 2, dim / 2], negative for the first half.
+    """
+    shape = (cos.shape[0], *[1] * (heads.dim() - 2), -1, cos.shape[-1])
+    halves = heads.view(*heads.shape[:-1], 2, -1).float()
+    other = halves.flip(-2) * sin.view(shape)
+    turned = halves * cos.view(shape) + (-other if back else other)
+    return turned.flatten(-2).to(heads.dtype)
+
+
+def _split_turned(mixed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of ``mixed``; see ``turned_parts``."""
+    heads = mixed.view(*mixed.shape[:-1], -1, 2 * cos.shape[-1])
+    queries, keys = _turned(heads[..., :-2, :], cos, sin), _turned(heads[..., -2, :], cos, sin)
+    return queries, keys, heads[..., -1, :].contiguous()
+
+
+def _turn_back(into: Tensor, grad: Tensor, cos: Tensor, sin: Tensor) -> None:
+    into.copy_(_turned(grad, cos, sin, back=True))
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return compiled(_turned, dynamic=False)(heads, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        turned = compiled(_turned, dynamic=False)(grad_outputs[0], *ctx.saved_tensors, back=True)
+        return turned, None, None
+
+
+class _TurnedParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        return compiled(_split_turned, dynamic=False)(mixed, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values = grad_outputs
+        *outer, each, width = queries.shape
+        gradient = queries.new_empty(*outer, each + 2, width)
+        turn_back = compiled_in_place(_turn_back)
+        turn_back(gradient[..., :-2, :], queries, *ctx.saved_tensors)
+        turn_back(gradient[..., -2, :], keys, *ctx.saved_tensors)
+        gradient[..., -1, :].copy_(values)
+        return gradient.flatten(-2), None, None
+
+
+def _table(angles: Any) -> tuple[Tensor, Tensor]:
+    """Return cosines and signed sines of angles [sequence, 1, 1, dim], computed once for all."""
+    if not hasattr(angles, "table"):  # Megatron-Core keeps the angles of a length
+        half = angles.detach().flatten(0, -2).chunk(2, dim=-1)[0].float()
+        angles.table = half.cos().unsqueeze(1), torch.stack((-half.sin(), half.sin()), dim=1)
+    return angles.table
+
+
+def turned_parts(
+    mixed: Tensor, angles: Tensor, key_angles: Tensor, widths: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return turned queries, turned keys and values, each contiguous, in one pass each way.
+
+    ``mixed`` [sequence, batch, groups, (queries of a group + 2) x dim] is what a layer's first
+    product gives. Split first and turned then, queries and values are copied in addition.
+    """
+    function: Any = _TurnedParts
+    queries, keys, values = function.apply(mixed, *_table(angles))
+    return queries.flatten(2, 3), keys, values
+
+
+def install_rotary_embedding() -> None:
+    """Put ours in the places of Megatron-Core's rotary embedding and of Transformer Engine's.
+
+    Megatron-Core's is eight kernels that each read the tensor. It stays, compiled, for the pairs of
+    neighbours of latent attention.
+    """
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
+    original = rope._apply_rotary_pos_emb_bshd
+    original = getattr(original, "original", original)
+
+    def turn(heads: Tensor, angles: Tensor, **options: Any) -> Tensor:
+        usual = {**options, "mscale": options.get("mscale", 1.0) != 1.0}
+        if any(usual.values()) or angles.shape[-1] != heads.shape[-1]:
+            return any_pairs(heads, angles, **options)
+        return apply(_Turned, heads, *_table(angles))
+
     # Queries and keys differ in shape: for any shape, it would be compiled a third time.
-    rope._apply_rotary_pos_emb_bshd = compiled(rope._apply_rotary_pos_emb_bshd, dynamic=False)
+    any_pairs = compiled(original, dynamic=False)
+    turn.original = original  # pyright: ignore[reportFunctionMemberAccess]
+    rope._apply_rotary_pos_emb_bshd = turn
+    attention: Any = import_module("megatron.core.transformer.attention")
+    attention.HAVE_FUSED_QKV_ROPE, attention.apply_fused_qkv_rotary_pos_emb = True, turned_parts
 
 
 def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:

@@ -103,7 +103,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
 def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
     if on.fused_rope and not on.transformer_engine:
-        fused.compile_rotary_embedding()
+        fused.install_rotary_embedding()
     remakes = megatron_config.remakes_activation(config, shape)
     fused.install_swiglu(fused=on.fused_activation, remakes=remakes)
     if on.grouped_gemm and not on.transformer_engine:
@@ -141,7 +141,12 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         once = config.parameter_gather == "step"
         wrapped = [fsdp.shard(transformer, chunk, world, types, once=once) for chunk in chunks]
     else:
-        wrapped = [_wrap(transformer, ddp_config, one, index) for index, one in enumerate(chunks)]
+        wrapped = [
+            mcore.DistributedDataParallel(
+                config=transformer, ddp_config=ddp_config, module=one, disable_bucketing=index > 0
+            )
+            for index, one in enumerate(chunks)
+        ]
     return Model(
         chunks=wrapped,
         config=transformer,
@@ -167,9 +172,3 @@ def _mark_experts(chunk: Any, config: RunConfig) -> None:
             parameter.sequence_parallel = False
             # Else a bias counts in the gradient norm of the first tensor-parallel rank only.
             parameter.tensor_model_parallel = True
-
-
-def _wrap(config: Any, ddp_config: Any, chunk: Any, index: int) -> Any:
-    return mcore.DistributedDataParallel(
-        config=config, ddp_config=ddp_config, module=chunk, disable_bucketing=index > 0
-    )

@@ -2,7 +2,8 @@
 
 A layer under tensor parallelism is some hundred short kernels; replayed as a graph they follow one
 another without the host. Two graphs serve a step: one for every micro batch but the last, one for
-the last with the reduction of gradients. Both use one memory pool, as they never run together.
+the last with the reduction of gradients. In FP8 a third one serves the first, in which weights are
+cast for the step. All use one memory pool, as they never run together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +56,7 @@ class GraphedSchedule:
     def __init__(self, schedule: Callable[..., list[Tensor]]) -> None:
         self.schedule = schedule
         self.steps = 0
-        self.inner: _Graph | None = None
-        self.last: _Graph | None = None
+        self.graphs: tuple[_Graph, ...] = ()  # of the first, an inner and the last micro batch
 
     def __call__(self, **options: Any) -> list[Tensor]:
         """Run the micro batches of a step as Megatron-Core's schedules do; return their losses."""
@@ -67,25 +68,28 @@ class GraphedSchedule:
         (chunk,), iterator = options["model"], options["data_iterator"]
         count = options["num_microbatches"]
         batches = [next(iterator) for _ in range(count)]
-        if self.inner is None or self.last is None:
-            self._capture(chunk, batches[0], count)
-        assert self.inner is not None and self.last is not None
-        losses = [self.inner.run(batch) for batch in batches[:-1]]
-        return [*losses, self.last.run(batches[-1])]
+        if not self.graphs:
+            self.graphs = _capture(chunk, batches[0], count)
+        first, inner, last = self.graphs
+        order = [first, *[inner] * (count - 2), last]
+        return [graph.run(batch) for graph, batch in zip(order, batches, strict=True)]
 
     def close(self) -> None:
         """Drop the graphs: a communicator waits for those that hold its kernels before it ends."""
-        self.inner = self.last = None
+        self.graphs = ()
 
-    def _capture(self, chunk: Any, batch: Batch, count: int) -> None:
-        """Capture both graphs; nothing runs, so no gradient is added."""
-        _cuda.synchronize()
-        _cuda.empty_cache()  # what the steps before kept is needed for the graphs' own pool
-        pool = _cuda.graph_pool_handle()
-        no_sync = chunk.config.no_sync_func or nullcontext
-        with no_sync():
-            self.inner = _captured(chunk, batch, count, pool, finish=False)
-        self.last = _captured(chunk, batch, count, pool, finish=True)
+
+def _capture(chunk: Any, batch: Batch, count: int) -> tuple[_Graph, ...]:
+    """Capture the graphs of a step; nothing runs, so no gradient is added."""
+    _cuda.synchronize()
+    _cuda.empty_cache()  # what the steps before kept is needed for the graphs' own pool
+    captured = partial(_captured, chunk, batch, count, _cuda.graph_pool_handle())
+    no_sync = chunk.config.no_sync_func or nullcontext
+    with no_sync():
+        chunk.set_is_first_microbatch()  # until each layer of Transformer Engine has run once
+        first = captured(finish=False)
+        inner = captured(finish=False) if chunk.config.fp8 else first
+    return first, inner, captured(finish=True)
 
 
 def _captured(chunk: Any, batch: Batch, count: int, pool: Any, *, finish: bool) -> _Graph:

@@ -181,6 +181,7 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": on.fused_weight_gradient,
         "apply_rope_fusion": te and on.fused_rope,
+        "fused_single_qkv_rope": splits_turned(config, shape, on),
         "moe_grouped_gemm": te and on.grouped_gemm,
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
@@ -192,7 +193,7 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
     }
 
 
-def _quantised(config: RunConfig, on: Switches) -> dict[str, Any]:
+def _quantised(config: RunConfig) -> dict[str, Any]:
     """Transformer Engine's FP8: E4M3 forward, E5M2 backward (arXiv 2209.05433)."""
     if config.precision != "fp8":
         return {}
@@ -203,14 +204,19 @@ def _quantised(config: RunConfig, on: Switches) -> dict[str, Any]:
         # Transformer Engine's own defaults; Megatron-Core's scale by the last amax alone.
         "fp8_amax_history_len": 1024,
         "fp8_amax_compute_algo": "max",
-        # A graph casts weights in each micro batch: one copy would stay that of its capture.
-        "disable_parameter_transpose_cache": on.cuda_graph,
     }
 
 
 def remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
     """Return whether the product of the activation function is recomputed, not kept."""
     return config.recompute == "pointwise" and shape.activation == "silu" and shape.gated_mlp
+
+
+def splits_turned(config: RunConfig, shape: ModelShape, on: Switches) -> bool:
+    """Return whether queries and keys are turned while they are split from the values."""
+    between = shape.qk_norm or shape.mla is not None or shape.learned_positions
+    shared = shape.num_query_groups < config.tensor_parallel_size
+    return on.fused_rope and not (on.transformer_engine or between or shared)
 
 
 def ddp_config(config: RunConfig, on: Switches) -> Any:
@@ -227,6 +233,6 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
     options = _architecture(shape) | _experts(config, shape) | _split(config, shape)
-    options |= _recompute(config, on) | _quantised(config, on) | _further_tokens(config)
+    options |= _recompute(config, on) | _quantised(config) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))

@@ -13,6 +13,7 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.flops import launches_limit
 from scalebook.parallelism import experts_need_no_host
 from scalebook.train import mcore
 from scalebook.train.experts import grouped
@@ -177,7 +178,12 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     # On a CPU the grouped product is computed expert after expert anyway.
     products = decide("grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu)
     ours = products and not te
-    graph = _graph(config, shape, world, grouped_by_torch=ours)
+    # On by default where launches limit: many short kernels a layer.
+    graphed = decide(
+        "cuda_graph",
+        _graph(config, shape, world, grouped_by_torch=ours),
+        default=config.precision != "fp8" and launches_limit(config, shape),
+    )
     return Switches(
         transformer_engine=te,
         fused_attention=decide("fused_attention", None),
@@ -195,14 +201,11 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         overlap_param_gather=decide(
             "overlap_param_gather", _param_gather(config), default=world.on_gpu
         ),
+        # Launched one by one, the pieces take the host longer than the device.
         overlap_tensor_parallel=decide(
-            "overlap_tensor_parallel", async_tensor_parallel.obstacle(config, world, te)
+            "overlap_tensor_parallel",
+            async_tensor_parallel.obstacle(config, world, te),
+            default=graphed,
         ),
-        # On by default where launches limit: many short kernels a layer.
-        cuda_graph=decide(
-            "cuda_graph",
-            graph,
-            default=config.precision != "fp8"
-            and (config.tensor_parallel_size > 1 or _counts_stay(config, shape)),
-        ),
+        cuda_graph=graphed,
     )
