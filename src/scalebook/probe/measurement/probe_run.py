@@ -109,7 +109,6 @@ def _facts(request: ProbeRequest, directory: Path, variables: Mapping[str, str])
             **host.facts(variables, project.root()),
             **world.accelerator(),
             **world.software(),
-            "container": world.containers(),
             "limits": limits(),
         },
         "topology": topology(),

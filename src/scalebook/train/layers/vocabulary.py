@@ -8,6 +8,7 @@ where they lie. At Llama 3's vocabulary of 128,256 and 8,192 tokens that is 2.1 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from scalebook.train import mcore
 from scalebook.train.layers import fused
 from scalebook.train.world import distributed
 
-# Logits in a block: torch's compiler keeps so many of a row in registers, and reads fewer slowly.
-NARROWEST_BLOCK, WIDEST_BLOCK = 256, 1024
+NARROWEST_BLOCK, WIDEST_BLOCK = 256, 1024  # logits; torch's compiler keeps a block in registers
 MOST_LOGITS = 2**31 - 1  # of a call; beyond, it counts in 64 bits, at two thirds of the speed
 
 
@@ -27,7 +27,7 @@ def _statistics(logits: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere.
 
     Where a vocabulary divides into blocks of a power of two, each is read once and not twice: of
-    16,384 x 128,256 logits in 1.62 ms instead of 2.26 on an H200. Blocks of 128 take 2.2 times.
+    16,384 x 128,256 logits in 1.62 ms instead of 2.26 on an H200. No narrower block was as fast.
     """
     picked = logits.gather(1, place.clamp(min=0).long().unsqueeze(1)).squeeze(1).float()
     rows, columns = logits.shape
@@ -48,6 +48,13 @@ def _gradient(logits: Tensor, log_sum: Tensor, place: Tensor, grad_output: Tenso
     logits.copy_((softmax - hit.float()) * grad_output.unsqueeze(1))
 
 
+def _in_calls(function: Callable[..., Any], logits: Tensor, *rows: Tensor) -> list[Any]:
+    """Return what a function makes of logits and values of each row, in as few calls as may be."""
+    pieces = logits.numel() // MOST_LOGITS + 1
+    parts = (each.chunk(pieces) for each in (logits, *rows))
+    return [function(*piece) for piece in zip(*parts, strict=True)]
+
+
 class VocabularyParallelCrossEntropy(torch.autograd.Function):
     """Loss of each token from this rank's columns of the logits."""
 
@@ -58,7 +65,8 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         inside = (labels >= start) & (labels < start + logits.shape[1])
         place = torch.where(inside, labels - start, -1).int()  # the target's column here
         statistics = fused.compiled(_statistics, dynamic=False) if compiled else _statistics
-        log_sum, picked = statistics(logits, place)
+        found = zip(*_in_calls(statistics, logits, place), strict=True)
+        log_sum, picked = (torch.cat(each) for each in found)
         if group.size() > 1:
             gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
             distributed.all_gather(gathered, log_sum, group=group)
@@ -75,10 +83,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
         replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
-        pieces = logits.numel() // MOST_LOGITS + 1
-        parts = (each.chunk(pieces) for each in (logits, log_sum, place, grad_output))
-        for piece in zip(*parts, strict=True):
-            replace(*piece)
+        _in_calls(replace, logits, log_sum, place, grad_output)
         return logits, None, None, None
 
 
