@@ -1,8 +1,9 @@
-"""What element-wise kernels read and write: norms, residual sums, rotary embedding, activation.
+"""What products write, and what element-wise kernels read and write.
 
-Counted for fused kernels: a norm reads and writes, its backward pass reads two and writes one; a
-residual sum reads two and writes one; queries and keys are copied when they are split. Left out:
-whatever a kernel reads twice because its cache is too small.
+The latter are norms, residual sums, rotary embedding and activation, counted for fused kernels: a
+norm reads and writes, its backward pass reads two and writes one; a residual sum reads two and
+writes one; queries and keys are copied when they are split. Left out: whatever a kernel reads twice
+because its cache is too small.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from scalebook.facts.catalog.types import ModelShape
 
 _HIDDEN, _ROTARY = (10, 12), (4, 4)  # accesses of a value, forward and backward
 _GATED, _PLAIN = (3, 5), (2, 3)  # of the MLP's width
+# torch.cat of the parts of latent queries, keys and their gradients: 0.94 TB/s there, a quarter
+# of what other kernels reach.
+_SLOW_COPY = 4
 LOGIT_BYTES = 8.0  # of one logit: read twice, its gradient written where it lies and read
 
 
@@ -34,3 +38,34 @@ def mlp_width(shape: ModelShape, tensor: int, replicated: float, *, moe: bool) -
         return shape.ffn_hidden_size / tensor
     routed = shape.moe.top_k * shape.moe.ffn_hidden_size * replicated
     return routed + shape.moe.shared_ffn_hidden_size / tensor
+
+
+def product_values(shape: ModelShape, tensor: int, dense: float) -> tuple[float, float]:
+    """Values that a layer's products write per token on one rank, forward and backward.
+
+    ``dense`` is the width of its dense MLP: forward they write results, backward the gradients of
+    what they read; those of weights are the same for any number of tokens.
+    """
+    heads, hidden, mla = shape.num_attention_heads / tensor, shape.hidden_size, shape.mla
+    if mla is not None:
+        latents, width = mla.q_lora_rank + mla.kv_lora_rank, heads * mla.v_head_dim
+        made = heads * (2 * mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+        forward = latents + mla.qk_rope_head_dim + made + hidden
+        backward = 2 * hidden + latents + width
+    else:
+        width = heads * shape.head_dim
+        forward = width + 2 * shape.num_query_groups / tensor * shape.head_dim + hidden
+        backward = hidden + width
+    if dense:
+        forward += (shape.mlp_matrices - 1) * dense / tensor + hidden
+        backward += hidden + dense / tensor
+    return forward, backward
+
+
+def joined_values(shape: ModelShape) -> float:
+    """Values per token that joining latent queries, keys and both their gradients counts as."""
+    if (mla := shape.mla) is None:
+        return 0.0
+    key = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    joined = 3 * key + mla.qk_nope_head_dim + mla.v_head_dim
+    return _SLOW_COPY * 2 * joined * shape.num_attention_heads

@@ -29,9 +29,11 @@ from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
 from scalebook.predict.kinds import (
+    KERNELS,
     KINDS,
     Launches,
     MachineRates,
+    believed,
     slowest_of,
     unsure,
     waits,
@@ -73,15 +75,12 @@ _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
 _WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
-# cuDNN's kernel for heads of 256 takes 4.5 ms for 8,192 tokens and 16 heads on an H200, and 14.3 ms
-# for 16,384 tokens and 32 heads of 128: 1.42 times what their exponentials explain.
+# On an H200 cuDNN takes 4.5 ms for 8,192 tokens and 16 heads of 256, and 14.3 ms for 16,384 tokens
+# and 32 heads of 128: 1.42 times what their exponentials explain.
 _WIDE_HEADS = 1.42
 # cuDNN's kernel for queries of 192 and values of 128 elements takes 11.19 ms for 2 x 4,096 tokens
 # and 128 heads on an H200, and 7.36 ms for heads of 128; their widths explain 1.19 of it.
 _LATENT_ATTENTION = 1.28
-# torch.cat of the parts of latent queries, keys and their gradients: 0.94 TB/s there, a quarter
-# of what other kernels reach.
-_SLOW_COPY = 4
 # Width of a head at which the exponentials of attention take as long as its products: an SM of
 # compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
 # arithmetic instructions) and 4,270 bf16 FLOPs (989 TFLOP/s, 132 SMs, 1.755 GHz). A score takes 2
@@ -90,14 +89,6 @@ _EXPONENTIAL_WIDTH = 2 / 16 * 4270 / 14
 _USUAL_WIDTH = 128  # of the runs that the rate of attention is fitted to
 _STEP_SECONDS, _PIECE_SECONDS = 0.005, 15e-6  # before a step, and a piece of a collective, starts
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
-
-# What runs observe of kernels that later ones replaced.
-KERNELS = {
-    "window_attention": "fused",
-    "context_parallel_communication": "overlapped_all_gather",
-    "rotary_embedding": "while_split",
-    "token_counts": "device",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +111,7 @@ def switches(
     """Return which options are on: as a run recorded them, else as the trainer would decide."""
     sharded = config.data_parallel_sharding
     tensor = config.tensor_parallel_size > 1
+    spread = tensor and config.sequence_parallel
     stages = config.pipeline_parallel_size > 1
     engine = in_transformer_engine(config)
     alone = experts_need_no_host(
@@ -136,17 +128,14 @@ def switches(
     graph = launches_limit(config, shape) and not (
         stages or sharded == "full" or engine or no_graph
     )
-    # The activations that Megatron-Core has a kernel for.
-    usual = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
+    fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
         "grouped_gemm": shape.moe is not None,
         "overlap_param_gather": sharded == "optimizer" and not stages,
-        # Launched piece by piece it is slower than whole collectives.
-        "overlap_tensor_parallel": (
-            tensor and config.sequence_parallel and graph and config.cuda_graph != "off"
-        ),
-        "fused_activation": usual or config.engine != "megatron",
+        # Pieces that Python launches are slower than whole collectives.
+        "overlap_tensor_parallel": graph and config.cuda_graph != "off" and spread,
+        "fused_activation": fusable or config.engine != "megatron",
         "cuda_graph": graph,
     }
     found: dict[str, bool] = {}
@@ -156,7 +145,6 @@ def switches(
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
     found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
-    # Not where queries change between: as the trainer's splits_turned has it.
     between = shape.qk_norm or shape.mla is not None or shape.learned_positions or engine
     turned = not between and shape.num_query_groups >= config.tensor_parallel_size
     found["rotary_embedding"] &= turned and found["fused_rope"] and config.engine == "megatron"
@@ -176,7 +164,7 @@ def amounts(
     batches = config.num_microbatches
     launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
     launched = [waits(stage) for stage in launches]
-    slowest = max(range(len(stages)), key=lambda at: _believed(stages[at]) + launched[at])
+    slowest = max(range(len(stages)), key=lambda at: believed(stages[at]) + launched[at])
     total: Seconds = defaultdict(float)
     idle: Seconds = defaultdict(float)
     for number, stage in enumerate(stages):
@@ -187,10 +175,10 @@ def amounts(
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
         total[kind] += seconds
-    experts = job.expert_launches(_believed(total))
-    _add(total, job.once(_believed(stages[slowest])))
+    experts = job.expert_launches(believed(total))
+    _add(total, job.once(believed(stages[slowest])))
     total["expert_launch"] = waits(experts)
-    total["waiting"] = slowest_of(config.world_size) * _believed(total)
+    total["waiting"] = slowest_of(config.world_size) * believed(total)
     idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
     total["launch"] = batches * launched[slowest] + idle["launch"]
     return Amounts(
@@ -198,11 +186,6 @@ def amounts(
         {kind: value for kind, value in idle.items() if value > 0},
         {"launch": batches * unsure(launches[slowest]), "expert_launch": unsure(experts)},
     )
-
-
-def _believed(seconds: Mapping[str, float]) -> float:
-    """Return what work takes as believed before any run: decides what is slowest and hidden."""
-    return sum(KINDS[kind].slowness * value for kind, value in seconds.items())
 
 
 def _add(total: Seconds, more: Mapping[str, float]) -> None:
@@ -274,7 +257,7 @@ class _Job:
         # By the output layer the host has launched the layers.
         after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
         busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
-        third = _believed(busy) / 3
+        third = believed(busy) / 3
         if self.own_kernels and self.on["overlap_tensor_parallel"]:
             each = self.config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS
             return [(dense * each, third), (dense * each, 2 * third)]
@@ -300,7 +283,7 @@ class _Job:
         _add(total, self.weight_traffic(number))
         _add(total, self.between_stages(number))
         if config.data_parallel_sharding == "full":
-            _add(total, self.gathers(number, _believed(total)))
+            _add(total, self.gathers(number, believed(total)))
         return total
 
     def further_tokens(self) -> Seconds:
@@ -354,37 +337,17 @@ class _Job:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
-        outputs = self.outputs(dense, 1 + config.again(shape.num_layers, *inside))
-        found |= self.written(outputs)
+        forward, backward = traffic.product_values(shape, config.tensor_parallel_size, dense)
+        found |= self.written(forward * (1 + config.again(shape.num_layers, *inside)) + backward)
         if eight:
             routed = shape.moe.top_k * shape.moe.ffn_hidden_size if experts and shape.moe else 0
             _add(found, self.casts(flops / rate, dense + routed, again))
         return found
 
-    def outputs(self, dense: float, again: float) -> float:
-        """Return the values per token that a layer's dense products write, in both passes."""
-        shape, tensor = self.shape, self.config.tensor_parallel_size
-        heads, hidden = shape.num_attention_heads / tensor, shape.hidden_size
-        if (mla := shape.mla) is not None:
-            latents = mla.q_lora_rank + mla.kv_lora_rank
-            width = heads * mla.v_head_dim
-            made = heads * (2 * mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
-            forward = latents + mla.qk_rope_head_dim + made + hidden
-            backward = 2 * hidden + latents + width
-        else:
-            width = heads * shape.head_dim
-            forward = width + 2 * shape.num_query_groups / tensor * shape.head_dim + hidden
-            backward = hidden + width
-        if dense:
-            forward += (shape.mlp_matrices - 1) * dense / tensor + hidden
-            backward += hidden + dense / tensor
-        return again * forward + backward
-
     def written(self, outputs: float) -> Seconds:
         """Return the writing of products' outputs per token: a tile multiplies nothing then."""
-        if not self.machine.is_gpu:
-            return {}
-        return {"gemm_outputs": 2 * self.tokens * outputs / self.machine.memory_bytes_per_second}
+        seconds = 2 * self.tokens * outputs / self.machine.memory_bytes_per_second
+        return {"gemm_outputs": seconds} if self.machine.is_gpu else {}
 
     def casts(self, product_seconds: float, dense: float, again: float) -> Seconds:
         """Return casts to FP8: each input and gradient of a product is read, written twice."""
@@ -452,10 +415,10 @@ class _Job:
             values += 4 * hidden
         if config.recompute == "pointwise" or modules & inside:
             values += (3 if shape.gated_mlp else 2) * wide
-        values += self.latent_copies()
+        if self.own_kernels and self.machine.is_gpu:
+            values += traffic.joined_values(shape) / tensor
         if self.on["rotary_embedding"]:  # which reads queries where they were split before
-            queries = shape.num_attention_heads * shape.head_dim / tensor
-            values -= 2 * (2 + config.again(shape.num_layers)) * queries
+            values -= 2 * (2 + config.again(shape.num_layers)) * attention_width(shape) / tensor
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
@@ -470,16 +433,6 @@ class _Job:
             if self.machine.is_gpu and not self.on[name]:
                 found[f"{name}_off"] = size / rate
         return found
-
-    def latent_copies(self) -> float:
-        """Return what joining queries, keys and both their gradients reads and writes per token."""
-        mla, config = self.shape.mla, self.config
-        if mla is None or not self.own_kernels or not self.machine.is_gpu:
-            return 0.0
-        key = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-        joined = 3 * key + mla.qk_nope_head_dim + mla.v_head_dim
-        heads = self.shape.num_attention_heads / config.tensor_parallel_size
-        return _SLOW_COPY * 2 * joined * heads
 
     def communication(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape

@@ -85,11 +85,26 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 
+# What runs observe of kernels that later ones replaced.
+KERNELS = {
+    "window_attention": "fused",
+    "context_parallel_communication": "overlapped_all_gather",
+    "rotary_embedding": "while_split",
+    "token_counts": "device",
+}
+
 COMMUNICATION = (
     *("tensor_exposed", "tensor_piece", "tensor_overlapped", "tensor_unhidden", "tensor_hidden"),
     *("tensor_latency", "context", "context_exposed", "expert_exchange", "pipeline"),
     *("data_exposed", "data_hidden", "network_exposed", "network_hidden"),
 )
+
+
+def believed(seconds: Mapping[str, float]) -> float:
+    """Return what work takes as believed before any run: decides what is slowest and hidden."""
+    return sum(KINDS[kind].slowness * value for kind, value in seconds.items())
+
+
 # What a device of another architecture or vendor may differ by, on top of a kind's own deviation.
 FOREIGN = 0.25
 _VAGUE = 1.5  # a CPU's figures are guesses: each slowness may be several times as large

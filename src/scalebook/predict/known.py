@@ -16,9 +16,9 @@ from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.feasibility.known import config_of
 from scalebook.measure.metrics.recorded import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
-from scalebook.predict.amounts import KERNELS, amounts
+from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import StepSample
-from scalebook.predict.kinds import machine
+from scalebook.predict.kinds import KERNELS, machine
 from scalebook.record import RunRecord, seconds_between, text_of
 from scalebook.settings import SWITCHES, without_effect
 from scalebook.store import Run, Steps, read_run, run_directories
