@@ -105,7 +105,7 @@ _PETA = 1e3  # TFLOP/s
 
 
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
-    """Yield what is printed of a device in place of the catalog's value: a bound of ``printed``."""
+    """Yield the bound of what sources print of a device where the catalog has another value."""
     device, rules = accelerator_of(row), vocabulary.headings()["printed"]
     if device is None:
         return

@@ -12,22 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
-from scalebook.audit import knowledge
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.device_tables import (
-    Sheet,
-    amount,
-    devices_and_rest,
-    devices_in,
-    in_html,
-    near,
-    of_devices,
-    peaks_in,
-    ratios_of,
-    separated,
-    turned,
-)
+from scalebook.audit.device_tables import Sheet, amount, devices_in, near, peaks_in, separated
 from scalebook.audit.fields import plain
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
@@ -90,7 +78,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     if suffix in (".csv", ".tsv"):
         sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
-        sheets, prose = in_html(text)
+        sheets, prose = device_tables.in_html(text)
         for sheet in sheets:
             sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
     else:
@@ -274,7 +262,7 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
 def _device_in(text: str) -> dict[str, str]:
     """Return the device that a text names; an empty name where it names another, known or not."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found, rest = devices_and_rest(text)
+    found, rest = device_tables.devices_and_rest(text)
     other = vocabulary.pattern("devices").search(rest)
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
@@ -420,14 +408,14 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
     named = any(_named(*_heading(one)) for one in sheet.head[1:])
     if not of_runs:
-        yield from of_devices(sheet, unread)
+        yield from device_tables.of_devices(sheet, unread)
     elif len(known) * 2 < len(sheet.rows) or named:
         yield sheet
         return
     else:  # rows are quantities, columns are runs
-        yield from turned(sheet, ratio)
+        yield from device_tables.turned(sheet, ratio)
     if ratio == [3] and len(sheet.head) == 4 and not named:
-        yield from ratios_of(sheet, unread)
+        yield from device_tables.ratios_of(sheet, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
