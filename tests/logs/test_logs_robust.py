@@ -481,3 +481,12 @@ def rows(path: Path) -> list[dict[str, float]]:
         tables = [job.table for job in logs.read(path).jobs]
         return [table.row(index) for table in tables for index in range(len(table))]
     return []
+
+
+@pytest.mark.parametrize("name", ["composer.log", "megatron_2024.log", "prime_rl.log", "sat.log"])
+def test_thousands_may_be_separated(tmp_path, name):
+    text, copy = (LOGS / name).read_text("utf-8"), tmp_path / name
+    figure = re.compile(r"(?<=: )([1-9]\d{3,8})((?:\.\d+)?)(?=[ |]|$)", re.MULTILINE)
+    copy.write_text(figure.sub(lambda found: f"{int(found[1]):,}{found[2]}", text), "utf-8")
+    assert copy.read_text("utf-8") != text
+    assert read(copy) == read(LOGS / name)

@@ -8,7 +8,7 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import integer, names, number
 
 _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
-_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _COLUMNS = names("composer")
 _GB_IN_GIB = 1e9 / 2**30
 _LENGTHS = 128  # lengths of packed samples are multiples of it

@@ -11,7 +11,7 @@ from scalebook.logs.numbers import MISSING, integer, names, number, scaled
 ROUNDED = 5e-3  # relative error of three digits
 _MIB_A_GIB = 1024.0
 _RECORD = re.compile(r"iteration: (\d+) / (\d+) \|")
-_PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.eE]+[KMGBT]?|nan|inf)")
+_PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.,eE]+[KMGBT]?|nan|inf)")
 _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)MiB")
 _ARGUMENT = re.compile(
     r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
