@@ -15,7 +15,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.facts.feasibility import Cell, feasibility, growth
-from scalebook.facts.feasibility.known import PARTS, _predict, known, predictions
+from scalebook.facts.feasibility.known import PARTS, known, predict, predictions
 from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -360,9 +360,9 @@ def test_an_inference_names_the_fields_that_grew(runs: Path):
     ],
 )
 def test_what_cannot_be_predicted_says_why(fields: dict[str, Any], reason: str):
-    found = _predict(config(**fields))
+    found = predict(config(**fields))
     assert (found.parts, found.reason) == (None, reason)
-    assert _predict(config()).reason is None
+    assert predict(config()).reason is None
 
 
 def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):

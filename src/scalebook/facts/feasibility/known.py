@@ -235,12 +235,13 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
             continue
         key = identity.memory(config)
         if key not in made:
-            made[key] = _predict(config)
+            made[key] = predict(config)
         found[run.record.run_id] = made[key]
     return found
 
 
-def _predict(config: RunConfig) -> Predicted:
+def predict(config: RunConfig) -> Predicted:
+    """Return the prediction of one configuration."""
     try:
         shape = catalog.model(config.model)
     except CatalogError:

@@ -54,11 +54,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def padded_vocab_size(
-    vocab_size: int, tensor_parallel_size: int = 1, divisible_by: int = 128
-) -> int:
-    """Return the rows of Megatron's embedding: a multiple of ``divisible_by`` x tp."""
-    multiple = divisible_by * tensor_parallel_size
+def padded_vocab_size(vocab_size: int, tensor_parallel_size: int = 1) -> int:
+    """Return the rows of Megatron's embedding: a multiple of 128 x tp."""
+    multiple = 128 * tensor_parallel_size
     return -(-vocab_size // multiple) * multiple
 
 
