@@ -241,15 +241,12 @@ def mfu(
 
 def memory(model: str, platform: str, **settings: Any) -> MemoryEstimate:
     """Return the predicted memory of a legal configuration, GiB per rank on every stage."""
-    from scalebook.errors import ConfigError
     from scalebook.facts import legality
 
     asked = _request(model, platform, settings)
-    device, room = asked.accelerator, asked.gpus_per_node
-    problems = legality.check(asked.config, asked.shape, accelerator=device, gpus_per_node=room)
-    if not legality.is_legal(problems):
-        raise ConfigError(" ".join(one.message for one in problems if one.severity == "error"))
-    return legality.fitting(asked.config, asked.shape, accelerator=device, gpus_per_node=room)[0]
+    case = legality.Case(asked.config, asked.shape, asked.accelerator, asked.gpus_per_node)
+    legality.refuse(case)
+    return legality.fitting(case)[0]
 
 
 def check(model: str, platform: str, **settings: Any) -> Judgement:

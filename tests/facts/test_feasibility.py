@@ -94,7 +94,7 @@ def test_the_rest_is_the_prediction_of_the_memory_model(runs: Path):
     assert cell.evidence == "predicted"
     shape = catalog.model("llama3.1-8b")
     split = {"tensor_parallel_size": 2, "sequence_parallel": True}
-    estimate, fit = legality.fitting(on_h100(micro_batch_size=2, **split), shape)
+    estimate, fit = legality.fitting(legality.Case(on_h100(micro_batch_size=2, **split), shape))
     assert cell.predicted_gib == pytest.approx(estimate.total_gib)
     assert (cell.capacity_gib, cell.run_ids, cell.peak_memory_gib) == (80, (), None)
     assert fit.capacity_gib is None  # without a device the model gives no verdict; the map has one
@@ -373,7 +373,7 @@ def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):
     found = predictions(store.read_runs(tmp_path)[0])
     assert found["broken"].reason == "its configuration is incomplete"
     assert found["broken"].parts is None
-    estimate, _ = legality.fitting(on_h100(), catalog.model("llama3.1-8b"))
+    estimate, _ = legality.fitting(legality.Case(on_h100(), catalog.model("llama3.1-8b")))
     parts = found["whole"].parts
     assert parts is not None and {*PARTS, "total"} == parts.keys()
     assert parts == estimate.parts_gib() == found["again"].parts

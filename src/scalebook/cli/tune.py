@@ -160,7 +160,7 @@ def _print_recommended(
     print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {asked}")
     device, shape = catalog.platform(base.platform).accelerator, catalog.model(base.model)
     accelerator = catalog.accelerator(device) if device else None
-    for problem in legality.check(base, shape, accelerator=accelerator):
+    for problem in legality.check(legality.Case(base, shape, accelerator)):
         if (problem.rule, problem.severity) == ("precision", "error"):
             print(f"Not possible: {problem.message} The rates below are of other precisions.")
     for one in found:
@@ -338,7 +338,9 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     _print_ranking(base, ranking)
     if not ranking.candidates:
         print(f"{ranking.nothing_fits}. Change the GPUs, the batch or what --set fixes.")
-        for problem in said(legality.check(base, catalog.model(base.model)), "error"):
+        for problem in said(
+            legality.check(legality.Case(base, catalog.model(base.model))), "error"
+        ):
             print(f"  with the defaults: {problem['message']}")
         return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")

@@ -246,7 +246,7 @@ def predict(config: RunConfig) -> Predicted:
         shape = catalog.model(config.model)
     except CatalogError:
         return Predicted(None, f"the shape of {config.model} is not known")
-    problems = legality.check(config, shape)
+    problems = legality.check(legality.Case(config, shape))
     if not legality.is_legal(problems):
         return Predicted(None, "its sizes do not fit together")
     return Predicted(fit.estimate(config, shape).parts_gib())

@@ -11,6 +11,7 @@ from scalebook.config import RunConfig
 from scalebook.facts import memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality import neighbours
+from scalebook.facts.legality.problem import Case
 from scalebook.facts.legality.untrained import untrained
 from scalebook.facts.memory import MemoryEstimate
 
@@ -72,14 +73,9 @@ def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
     return Fit(True, f"{against}: fits", capacity)
 
 
-def remedies(
-    config: RunConfig,
-    shape: ModelShape,
-    accelerator: Accelerator | None,
-    gpus_per_node: int | None,
-    fits: Callable[[RunConfig], bool],
-) -> list[RunConfig]:
+def remedies(case: Case, fits: Callable[[RunConfig], bool]) -> list[RunConfig]:
     """Return configurations that fit, mildest first: one change, else two, else more GPUs."""
+    config, shape = case.config, case.shape
     single = list(_single_changes(config, shape))
     if config.recompute_modules:  # which another mode of recomputation does not have
         single = [one | {"recompute_modules": ""} if "recompute" in one else one for one in single]
@@ -95,7 +91,7 @@ def remedies(
         if shape.moe is not None:  # as many expert-parallel ranks as the search finds legal
             change["expert_parallel_size"] = shape.moe.num_experts
         larger = config.model_copy(update=change)
-        found = neighbours.search(larger, shape, accelerator, gpus_per_node, fits)
+        found = neighbours.search(case.of(larger), fits)
         if found:
             return found[:1]
     return []
