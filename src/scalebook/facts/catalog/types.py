@@ -129,8 +129,8 @@ class ModelShape:
     learned_positions: int = 0  # rows of a learned position table; 0 for rotary or none
     max_sequence_length: int
     rope_theta: float = 10000.0  # Megatron's --rotary-base
-    moe: MoEShape | None
-    mla: MLAShape | None
+    moe: MoEShape | None = None
+    mla: MLAShape | None = None
     mtp_layers: int = 0
     source: str
     activation: str = "silu"  # "gelu" or "squared_relu": no part of any count of FLOPs

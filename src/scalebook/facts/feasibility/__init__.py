@@ -156,8 +156,10 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
     """Return the cell that follows from one that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
+            more = ", ".join(f"{name}={value}" for name, value in grown.items())
             words = (
-                f"{_changes(grown)} needs no less than {one.run_ids[0]}, which ran out of memory"
+                f"{more or 'the same configuration'} needs no less than {one.run_ids[0]}, which "
+                "ran out of memory"
             )
         elif one.verdict == "fits" and growth(config, one.config) is not None:
             words = f"needs no more than {one.run_ids[0]}, which ran"
@@ -166,10 +168,6 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
         given = config, one.accelerator, one.verdict, "inferred", words
         return _cell(*given, run_ids=one.run_ids[:1])
     return None
-
-
-def _changes(grown: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in grown.items()) or "the same configuration"
 
 
 def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> Cell:

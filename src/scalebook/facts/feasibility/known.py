@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from scalebook import identity
@@ -149,10 +149,8 @@ def _merged(same: list[KnownMemory]) -> KnownMemory:
     first = (broke or same)[0]
     peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
     edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
-    return KnownMemory(
-        config=first.config,
-        accelerator=first.accelerator,
-        verdict=first.verdict,
+    return replace(
+        first,
         source=source,
         reason=edge if 0 < len(broke) < len(same) else first.reason,
         run_ids=tuple(dict.fromkeys(run_id for one in same for run_id in one.run_ids)),

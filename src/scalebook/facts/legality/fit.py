@@ -99,7 +99,8 @@ def remedies(case: Case, fits: Callable[[RunConfig], bool]) -> list[RunConfig]:
 
 def describe(before: RunConfig, after: RunConfig, needed_gib: float) -> str:
     """Return one alternative as a person would type it, with its memory."""
-    parts = [f"{name}={_text(value)}" for name, value in neighbours.changes(before, after).items()]
+    changes = neighbours.changes(before, after).items()
+    parts = [f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in changes]
     return f"{', '.join(parts)} ({needed_gib:.1f} GiB)"
 
 
@@ -148,7 +149,3 @@ def _trained(config: RunConfig, shape: ModelShape, changes: dict[str, Any]) -> b
     """Return whether Scalebook's own trainer would take a change, where it is the one to train."""
     changed = config.model_copy(update=changes)
     return config.engine != "megatron" or not any(untrained(changed, shape))
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
