@@ -77,8 +77,8 @@ _NEEDED = {
 
 def model(row: TomlRow) -> ModelShape:
     """Return the model shape of a row."""
+    layers, mla = row.integer("num_layers"), row.part("mla")
     row.texts("aliases")
-    mla = row.part("mla")
     value = row.built(
         ModelShape,
         name=row.label("name"),
@@ -87,9 +87,9 @@ def model(row: TomlRow) -> ModelShape:
         activation=row.choice(
             "activation", ACTIVATIONS, "silu" if row.values.get("gated_mlp") else "gelu"
         ),
-        moe=_moe(row.part("moe"), row.integer("num_layers")),
+        moe=_moe(row.part("moe"), layers),
         mla=mla and mla.built(MLAShape, q_lora_rank=mla.integer("q_lora_rank", 0, minimum=0)),
-        hybrid=_hybrid(row.part("hybrid"), row.integer("num_layers")),
+        hybrid=_hybrid(row.part("hybrid"), layers),
     )
     heads, padded = value.num_attention_heads, value.padded_vocab_size
     if heads % value.num_query_groups:

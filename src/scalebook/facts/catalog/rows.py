@@ -141,10 +141,10 @@ class TomlRow:
         return TomlRow(f"{self.kind} {self.values.get('name')!r} {key}", table, self.file, line)
 
     def built(self, kind: type[Value], **given: Any) -> Value:
-        """Return a dataclass whose fields, but for those given, are keys of this row, and no more.
+        """Return a dataclass made of this row, which may have no keys but its fields.
 
-        Each is read by its type. One with a default may be absent; one without, or whose default is
-        not 0, is a whole number from 1 up.
+        A field that is not given is read by its type; one with a default may be absent. Whole
+        numbers are from 1 up, or from 0 where that is the default or None is.
         """
         values = given | {
             item.name: self._field(item)

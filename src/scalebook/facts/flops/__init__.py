@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops.conventions import (
@@ -44,6 +44,9 @@ from scalebook.facts.flops.parameters import (
 )
 from scalebook.parallelism import RECOMPUTE, experts_need_no_host
 from scalebook.settings import RECOMPUTE_MODULES
+
+if TYPE_CHECKING:
+    from scalebook.config import RunConfig
 
 __all__ = [
     "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "RECOMPUTED", "TRAINED", "ConventionFit",
