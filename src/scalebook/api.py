@@ -49,12 +49,7 @@ class Runs:
 
         for name in values.keys() - set(self.frame.columns):
             raise ConfigError(unknown("column", name, self.frame.columns))
-        frame = self.frame.filter(**values)
-        return Runs(
-            self.data,
-            frame,
-            self.steps.filter(self.steps["run_id"].is_in(frame["run_id"].to_list())),
-        )
+        return _only(self, self.frame.filter(**values))
 
     @property
     def telemetry(self) -> pl.DataFrame:
@@ -105,6 +100,11 @@ class Runs:
 
         drawn = throughput(self.frame)
         return drawn.vega() if drawn else {}
+
+
+def _only(runs: Runs, frame: pl.DataFrame) -> Runs:
+    steps = runs.steps.filter(runs.steps["run_id"].is_in(frame["run_id"].to_list()))
+    return Runs(runs.data, frame, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +206,8 @@ def read_log(path: str | Path, runs: str | Path, **supplied: Any) -> Runs:
     if not found:
         raise IngestError(" ".join(notes) or f"No log was recognised in {path}.")
     every = load(runs)
-    frame = every.frame.filter(every.frame["run_id"].is_in([one.path.name for one in found]))
-    steps = every.steps.filter(every.steps["run_id"].is_in(frame["run_id"].to_list()))
-    return Runs(every.data, frame, steps)
+    ids = [one.path.name for one in found]
+    return _only(every, every.frame.filter(every.frame["run_id"].is_in(ids)))
 
 
 def flops(model: str, sequence_length: int, convention: str = "megatron_causal") -> float:
@@ -241,15 +240,12 @@ def mfu(
 
 def memory(model: str, platform: str, **settings: Any) -> MemoryEstimate:
     """Return the predicted memory of a legal configuration, GiB per rank on every stage."""
-    from scalebook.errors import ConfigError
     from scalebook.facts import legality
 
     asked = _request(model, platform, settings)
-    device, room = asked.accelerator, asked.gpus_per_node
-    problems = legality.check(asked.config, asked.shape, accelerator=device, gpus_per_node=room)
-    if not legality.is_legal(problems):
-        raise ConfigError(" ".join(one.message for one in problems if one.severity == "error"))
-    return legality.fitting(asked.config, asked.shape, accelerator=device, gpus_per_node=room)[0]
+    case = legality.Case(asked.config, asked.shape, asked.accelerator, asked.gpus_per_node)
+    legality.refuse(case)
+    return legality.fitting(case)[0]
 
 
 def check(model: str, platform: str, **settings: Any) -> Judgement:

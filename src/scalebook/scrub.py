@@ -185,14 +185,12 @@ def kinds(text: str) -> tuple[str, ...]:
     )
 
 
-def scrub_all(
-    lines: Iterable[str], environment: Mapping[str, str], home: Path | None = None
-) -> tuple[str, ...]:
+def scrub_all(lines: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return every line, or part of a command, scrubbed; a part after ``--token`` is a secret."""
     found: list[str] = []
     after = False
     for line in _without_keys(lines):
-        found.append(MASK if after else scrub(line, environment, home))
+        found.append(MASK if after else scrub(line, environment))
         after = bool(_FLAG.fullmatch(line))
     return tuple(found)
 

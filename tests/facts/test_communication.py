@@ -27,9 +27,8 @@ def value(row: Row) -> float:
     """What the project says of a golden row, in the row's unit."""
     ranks, named = int(row["ranks"]), row["convention"]
     if row["quantity"] == "bubble":
-        return communication.pipeline_bubble(
-            ranks, int(row["microbatches"]), int(row["chunks"]), of=named
-        )
+        idle = communication.pipeline_bubble(ranks, int(row["microbatches"]), int(row["chunks"]))
+        return idle / (1 - idle) if named == "ideal" else idle  # over busy time, or over all
     shape = catalog.model(row["model"])
     tokens = int(row["tokens"])
     if row["quantity"] == "pipeline":
@@ -276,5 +275,5 @@ def test_a_model_without_experts_trades_no_tokens() -> None:
     assert communication.expert_bytes(catalog.model("tiny-llama"), 8, 64) == 0
 
 
-def test_a_pipeline_has_one_chunk_a_stage_and_is_measured_against_all_time_by_default() -> None:
-    assert communication.pipeline_bubble(4, 8) == communication.pipeline_bubble(4, 8, 1, of="total")
+def test_a_pipeline_has_one_chunk_a_stage_by_default() -> None:
+    assert communication.pipeline_bubble(4, 8) == communication.pipeline_bubble(4, 8, 1)

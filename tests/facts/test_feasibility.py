@@ -15,7 +15,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.facts.feasibility import Cell, feasibility, growth
-from scalebook.facts.feasibility.known import PARTS, _predict, known, predictions
+from scalebook.facts.feasibility.known import PARTS, known, predict, predictions
 from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -94,7 +94,7 @@ def test_the_rest_is_the_prediction_of_the_memory_model(runs: Path):
     assert cell.evidence == "predicted"
     shape = catalog.model("llama3.1-8b")
     split = {"tensor_parallel_size": 2, "sequence_parallel": True}
-    estimate, fit = legality.fitting(on_h100(micro_batch_size=2, **split), shape)
+    estimate, fit = legality.fitting(legality.Case(on_h100(micro_batch_size=2, **split), shape))
     assert cell.predicted_gib == pytest.approx(estimate.total_gib)
     assert (cell.capacity_gib, cell.run_ids, cell.peak_memory_gib) == (80, (), None)
     assert fit.capacity_gib is None  # without a device the model gives no verdict; the map has one
@@ -360,9 +360,9 @@ def test_an_inference_names_the_fields_that_grew(runs: Path):
     ],
 )
 def test_what_cannot_be_predicted_says_why(fields: dict[str, Any], reason: str):
-    found = _predict(config(**fields))
+    found = predict(config(**fields))
     assert (found.parts, found.reason) == (None, reason)
-    assert _predict(config()).reason is None
+    assert predict(config()).reason is None
 
 
 def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):
@@ -373,7 +373,7 @@ def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):
     found = predictions(store.read_runs(tmp_path)[0])
     assert found["broken"].reason == "its configuration is incomplete"
     assert found["broken"].parts is None
-    estimate, _ = legality.fitting(on_h100(), catalog.model("llama3.1-8b"))
+    estimate, _ = legality.fitting(legality.Case(on_h100(), catalog.model("llama3.1-8b")))
     parts = found["whole"].parts
     assert parts is not None and {*PARTS, "total"} == parts.keys()
     assert parts == estimate.parts_gib() == found["again"].parts

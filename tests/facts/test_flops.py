@@ -34,7 +34,7 @@ from scalebook.facts.flops import (
     parameter_count,
 )
 from scalebook.facts.flops.conventions import RECOMPUTED
-from scalebook.facts.legality import check
+from scalebook.facts.legality import Case, check
 from scalebook.facts.memory import estimate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -250,7 +250,7 @@ def test_what_no_engine_trains_is_said_in_one_line(model, kinds):
         {"platform": "h100", "model": model, "world_size": 8, "global_batch_size": 8,
          "sequence_length": 4096}
     )  # fmt: skip
-    errors = [m.message for m in check(asked, catalog.model(model)) if m.severity == "error"]
+    errors = [m.message for m in check(Case(asked, catalog.model(model))) if m.severity == "error"]
     assert errors == [f"{model} has {kinds}, which no engine here trains. Use another model."]
 
 
@@ -291,7 +291,7 @@ def test_a_hybrid_model_is_counted_but_neither_trained_nor_predicted():
          "global_batch_size": 128, "sequence_length": 8192}
     )  # fmt: skip
     shape = catalog.model(asked.model)
-    errors = [one.message for one in check(asked, shape) if one.severity == "error"]
+    errors = [one.message for one in check(Case(asked, shape)) if one.severity == "error"]
     said = "nemotron-3-nano-30b has Mamba layers, which no engine here trains. Use another model."
     assert errors == [said]
     with pytest.raises(ConfigError, match="is not predicted: it has Mamba layers"):

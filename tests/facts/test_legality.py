@@ -28,7 +28,7 @@ def config(model: str = "llama3.1-8b", **changes: Any) -> RunConfig:
 
 
 def problems(asked: RunConfig, shape: ModelShape | None = None, **device: Any) -> list[Problem]:
-    return list(legality.check(asked, shape or catalog.model(asked.model), **device))
+    return list(legality.check(legality.Case(asked, shape or catalog.model(asked.model), **device)))
 
 
 def message(asked: RunConfig, shape: ModelShape | None = None, **device: Any) -> str:
@@ -65,7 +65,7 @@ def test_documents_that_do_not_fill_a_sequence_name_the_numbers_that_do() -> Non
         "packed_documents=3 does not divide sequence_length=8192 into documents of equal length. "
         "Use 2 or 4."
     )
-    first = legality.nearest(asked, catalog.model(asked.model))[0]
+    first = legality.nearest(legality.Case(asked, catalog.model(asked.model)))[0]
     assert legality.changes(asked, first) == {"packed_documents": 4}
     # Learned positions restart in each document.
     assert problems(config("gpt3-6.7b", sequence_length=4096, packed_documents=2)) == []
@@ -257,7 +257,7 @@ def test_a_sequence_beyond_rotary_positions_is_a_warning_alone() -> None:
 
 def test_the_nearest_configuration_changes_one_field() -> None:
     asked = config("qwen2.5-7b", tensor_parallel_size=8)
-    found = legality.nearest(asked, catalog.model("qwen2.5-7b"), gpus_per_node=8)
+    found = legality.nearest(legality.Case(asked, catalog.model("qwen2.5-7b"), gpus_per_node=8))
     assert [legality.changes(asked, one) for one in found] == [
         {"tensor_parallel_size": 4},
         {"tensor_parallel_size": 2},
@@ -267,12 +267,12 @@ def test_the_nearest_configuration_changes_one_field() -> None:
 
 def test_the_nearest_of_a_strategy_is_no_longer_called_by_its_name() -> None:
     asked = config("qwen2.5-7b", tensor_parallel_size=8, strategy="mine")
-    found = legality.nearest(asked, catalog.model("qwen2.5-7b"))
+    found = legality.nearest(legality.Case(asked, catalog.model("qwen2.5-7b")))
     assert {one.strategy for one in found} == {"custom"}
 
 
 def test_a_legal_configuration_has_no_neighbours() -> None:
-    assert legality.nearest(config(), catalog.model("llama3.1-8b")) == ()
+    assert legality.nearest(legality.Case(config(), catalog.model("llama3.1-8b"))) == ()
 
 
 sizes = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])
@@ -301,12 +301,12 @@ any_config = st.fixed_dictionaries(
 def test_neighbours_are_legal_and_exist_for_any_configuration(fields: dict[str, Any]) -> None:
     asked, shape = config(**fields), SHAPES[fields["model"]]
     device = {"accelerator": A100, "gpus_per_node": 8}
-    if legality.is_legal(legality.check(asked, shape, **device)):
+    if legality.is_legal(legality.check(legality.Case(asked, shape, **device))):
         return
-    found = legality.nearest(asked, shape, **device)
+    found = legality.nearest(legality.Case(asked, shape, **device))
     assert found
     for one in found:
-        assert legality.is_legal(legality.check(one, shape, **device))
+        assert legality.is_legal(legality.check(legality.Case(one, shape, **device)))
         assert one.model == asked.model
 
 
@@ -330,16 +330,18 @@ def test_legality_does_not_change_when_sizes_of_equal_dimensions_trade_places(
     verdicts = {
         legality.is_legal(
             legality.check(
-                config(
-                    "dense",
-                    world_size=world,
-                    tensor_parallel_size=tensor,
-                    pipeline_parallel_size=stages,
-                    context_parallel_size=context,
-                    global_batch_size=12 * data,
-                    sequence_length=2 * size,
-                ),
-                shape,
+                legality.Case(
+                    config(
+                        "dense",
+                        world_size=world,
+                        tensor_parallel_size=tensor,
+                        pipeline_parallel_size=stages,
+                        context_parallel_size=context,
+                        global_batch_size=12 * data,
+                        sequence_length=2 * size,
+                    ),
+                    shape,
+                )
             )
         )
         for tensor, stages, context in permutations(split)
@@ -359,7 +361,9 @@ def test_layers_that_stages_do_not_share_evenly_are_offered_a_last_stage_of_its_
     def message(model: str, world: int, **changes: object) -> str:
         asked = config(model, world_size=world, **changes)
         shape = catalog.model(model)
-        found = [p.message for p in legality.check(asked, shape) if p.rule == "layers"]
+        found = [
+            p.message for p in legality.check(legality.Case(asked, shape)) if p.rule == "layers"
+        ]
         return found[0] if found else ""
 
     # 61 = 15 x 4 + 1; with 2 chunks none of the sizes is even on both sides: 61 is odd
@@ -378,7 +382,7 @@ def test_layers_that_stages_do_not_share_evenly_are_offered_a_last_stage_of_its_
 def test_advice_for_a_run_that_does_not_fit_makes_it_fit() -> None:
     asked = config(sequence_length=16384, global_batch_size=8)
     shape = catalog.model("llama3.1-8b")
-    _, found = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    _, found = legality.fitting(legality.Case(asked, shape, accelerator=H100, gpus_per_node=8))
     assert found.fits is False
     assert "tensor_parallel_size=4, sequence_parallel=true (40.9 GiB)" in found.advice
 
@@ -386,7 +390,7 @@ def test_advice_for_a_run_that_does_not_fit_makes_it_fit() -> None:
 def test_a_model_too_large_for_its_gpus_is_advised_more_of_them() -> None:
     asked = config("llama3.1-70b", global_batch_size=128)
     shape = catalog.model("llama3.1-70b")
-    _, found = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    _, found = legality.fitting(legality.Case(asked, shape, accelerator=H100, gpus_per_node=8))
     assert found.fits is False
     assert found.advice[0].startswith("world_size=")
     assert "tensor_parallel_size=32" not in found.advice[0]
@@ -401,7 +405,7 @@ def test_heads_that_their_groups_do_not_divide_are_a_problem_of_the_model() -> N
     shape = replace(DENSE, name="dense", num_query_groups=3)
     asked = config("dense", sequence_length=64)
     assert "8 heads, not a multiple of its 3 key-value groups" in message(asked, shape)
-    assert legality.nearest(asked, shape) == ()
+    assert legality.nearest(legality.Case(asked, shape)) == ()
 
 
 def test_a_vocabulary_that_padding_inflates_is_a_warning() -> None:
@@ -694,7 +698,7 @@ def test_the_nearest_are_the_smallest_repairs(
     changes: dict[str, Any], fields: list[dict[str, Any]]
 ) -> None:
     asked, shape = config(**changes), catalog.model("llama3.1-8b")
-    found = legality.nearest(asked, shape, accelerator=A100, gpus_per_node=8)
+    found = legality.nearest(legality.Case(asked, shape, accelerator=A100, gpus_per_node=8))
     said = [legality.changes(asked, one) for one in found]
     for one in fields:
         assert one in said

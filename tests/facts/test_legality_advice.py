@@ -55,7 +55,9 @@ def test_advice_is_for_a_known_device_that_a_run_does_not_surely_fit(
     length: int, device: Accelerator | None, fits: bool | None, advised: bool
 ):
     asked = config(sequence_length=length, global_batch_size=8)
-    needed, found = legality.fitting(asked, LLAMA, accelerator=device, gpus_per_node=8)
+    needed, found = legality.fitting(
+        legality.Case(asked, LLAMA, accelerator=device, gpus_per_node=8)
+    )
     assert needed == fit.estimate(asked, LLAMA)
     assert (found.fits, bool(found.advice)) == (fits, advised)
     assert len(found.advice) <= 4
@@ -67,11 +69,13 @@ def test_the_advice_is_every_mild_change_that_fits_inside_a_node():
         sequence_length=65536, global_batch_size=4,
     )  # fmt: skip
     device = {"accelerator": H100, "gpus_per_node": 8}
-    _, found = legality.fitting(asked, LLAMA, **device)
+    _, found = legality.fitting(legality.Case(asked, LLAMA, **device))
     expected = []
     for change in fit._single_changes(asked, LLAMA):
         one = asked.model_copy(update=change)
-        legal = all(problem.severity == "warning" for problem in legality.check(one, LLAMA))
+        legal = all(
+            problem.severity == "warning" for problem in legality.check(legality.Case(one, LLAMA))
+        )
         needed = fit.estimate(one, LLAMA).total_gib if legal else 999.0
         if needed <= 72 and one.tensor_parallel_size <= 8:  # nine tenths of 80 GB
             expected.append(fit.describe(asked, one, needed))
@@ -106,7 +110,7 @@ def test_sequence_parallelism_goes_with_tensor_parallelism_and_must_with_experts
     asked = config(model=model, sequence_parallel=sequence)
     change = {"world_size": 8, "tensor_parallel_size": tensor}
     change |= {"pipeline_parallel_size": 1, "context_parallel_size": 1}
-    repaired = neighbours._repaired(asked, catalog.model(model), None, None, change)
+    repaired = neighbours._repaired(legality.Case(asked, catalog.model(model)), change)
     assert {one.sequence_parallel for one in repaired} == found
 
 
@@ -115,7 +119,7 @@ def test_another_number_of_gpus_is_a_last_resort():
     shape = catalog.model("qwen2.5-7b")
 
     def search(accepts: Any) -> set[int]:
-        return {one.world_size for one in neighbours.search(asked, shape, None, None, accepts)}
+        return {one.world_size for one in neighbours.search(legality.Case(asked, shape), accepts)}
 
     assert search(lambda one: True) == {8}
     assert search(lambda one: one.world_size != 8) == {16}
@@ -162,7 +166,7 @@ def test_the_nearest_last_stage_leaves_the_others_equal_parts(wanted: int, chunk
 def test_a_pipeline_that_only_its_last_stage_makes_legal_is_kept():
     # 32 layers do not divide by 5; 4 x 7 + 4 do
     asked = config(world_size=5, pipeline_parallel_size=5, last_pipeline_stage_layers=5)
-    first = legality.nearest(asked, LLAMA)[0]
+    first = legality.nearest(legality.Case(asked, LLAMA))[0]
     assert legality.changes(asked, first) == {"last_pipeline_stage_layers": 4}
 
 
@@ -301,7 +305,9 @@ def test_a_last_stage_is_offered_without_interleaving_where_no_size_leaves_a_lay
         model="dense", world_size=3, pipeline_parallel_size=3, virtual_pipeline_parallel_size=2,
         global_batch_size=12, sequence_length=64,
     )  # fmt: skip
-    (found,) = [one.message for one in legality.check(asked, shape) if one.rule == "layers"]
+    (found,) = [
+        one.message for one in legality.check(legality.Case(asked, shape)) if one.rule == "layers"
+    ]
     assert (
         "Use last_pipeline_stage_layers=1 with virtual_pipeline_parallel_size=1 (2 on the other "
         "stages). Or: " in found
@@ -311,7 +317,7 @@ def test_a_last_stage_is_offered_without_interleaving_where_no_size_leaves_a_lay
 @pytest.mark.parametrize(("interval", "said"), [(49, []), (50, []), (51, ["checkpoint_interval"])])
 def test_a_checkpoint_may_be_due_at_the_last_step(interval: int, said: list[str]):
     asked = config(steps=50, checkpoint_interval=interval)
-    assert [one.rule for one in legality.check(asked, LLAMA)] == said
+    assert [one.rule for one in legality.check(legality.Case(asked, LLAMA))] == said
 
 
 @pytest.mark.parametrize(
@@ -325,7 +331,11 @@ def test_a_checkpoint_may_be_due_at_the_last_step(interval: int, said: list[str]
 def test_checkpoints_of_fsdp_are_refused(changes: dict[str, Any], said: str):
     for sharding, refused in (("full", bool(said)), ("optimizer", False), ("none", False)):
         asked = config(data_parallel_sharding=sharding, **changes)
-        found = [one for one in legality.check(asked, LLAMA) if one.rule == "checkpoint_sharding"]
+        found = [
+            one
+            for one in legality.check(legality.Case(asked, LLAMA))
+            if one.rule == "checkpoint_sharding"
+        ]
         assert [one.severity for one in found] == ["error"] * refused
         assert all(one.message.startswith(said) for one in found)
 
@@ -333,7 +343,11 @@ def test_checkpoints_of_fsdp_are_refused(changes: dict[str, Any], said: str):
 def test_only_fsdp_gathers_weights_once_per_step():
     for sharding, refused in (("full", False), ("optimizer", True), ("none", True)):
         asked = config(data_parallel_sharding=sharding, parameter_gather="step")
-        found = [one for one in legality.check(asked, LLAMA) if one.rule == "parameter_gather"]
+        found = [
+            one
+            for one in legality.check(legality.Case(asked, LLAMA))
+            if one.rule == "parameter_gather"
+        ]
         assert [one.severity for one in found] == ["error"] * refused
 
 
@@ -342,7 +356,7 @@ def test_only_fsdp_gathers_weights_once_per_step():
 )
 def test_tensor_groups_cross_nodes_only_where_there_are_several(nodes: int, tensor: int, said: int):
     asked = config(world_size=12, nodes=nodes, tensor_parallel_size=tensor)
-    rules = [one.rule for one in legality.check(asked, LLAMA)]
+    rules = [one.rule for one in legality.check(legality.Case(asked, LLAMA))]
     assert rules.count("tensor_inside_node") == said
 
 
@@ -354,7 +368,11 @@ def test_fp8_needs_whole_blocks_of_what_one_rank_holds(tensor: int, width: int, 
         DENSE, num_attention_heads=8, head_dim=16, hidden_size=64, ffn_hidden_size=width
     )
     asked = config(model="dense", precision="fp8", tensor_parallel_size=tensor, sequence_length=64)
-    found = [one.message for one in legality.check(asked, shape) if one.rule == "quantised_shapes"]
+    found = [
+        one.message
+        for one in legality.check(legality.Case(asked, shape))
+        if one.rule == "quantised_shapes"
+    ]
     assert len(found) == bool(said)
     assert all(one.startswith(said) for one in found)
 
@@ -415,7 +433,7 @@ def test_a_message_has_the_numbers_of_what_does_not_fit_and_of_what_would(
     changes: dict[str, Any], said: str
 ):
     asked = config(**EVERY | changes)
-    found = legality.check(asked, catalog.model(asked.model), gpus_per_node=8)
+    found = legality.check(legality.Case(asked, catalog.model(asked.model), gpus_per_node=8))
     assert said in [one.message for one in found]
 
 
@@ -436,7 +454,7 @@ def test_tensor_sizes_divide_heads_groups_and_columns(shape: str, sizes: list[in
     ("device", "known"), [(A100, "bf16 or fp16 or fp32"), (H100, "bf16 or fp16 or fp8 or fp32")]
 )
 def test_a_device_says_which_formats_it_has(device: Accelerator, known: str):
-    found = legality.check(config(precision="fp4"), LLAMA, accelerator=device)
+    found = legality.check(legality.Case(config(precision="fp4"), LLAMA, accelerator=device))
     said = f"precision=fp4 is not known for {device.name}. Use {known}."
     assert said in [one.message for one in found]
 
@@ -454,7 +472,7 @@ def test_other_norms_than_two_of_a_layer_are_not_trained(norms: int, wide: bool,
 
 
 def test_whole_documents_are_for_any_engine():
-    assert legality.check(config(engine="nemo"), LLAMA, gpus_per_node=8) == ()
+    assert legality.check(legality.Case(config(engine="nemo"), LLAMA, gpus_per_node=8)) == ()
 
 
 def test_the_smallest_changes_go_all_the_way():
@@ -484,5 +502,5 @@ def test_the_smallest_changes_go_all_the_way():
     ],
 )  # fmt: skip
 def test_a_last_stage_that_no_size_fits_is_told_what_to_change(sizes: dict[str, int], advice: str):
-    problems = legality.check(config(**sizes), LLAMA)
+    problems = legality.check(legality.Case(config(**sizes), LLAMA))
     assert any(advice in one.message for one in problems if one.rule == "layers")

@@ -160,7 +160,7 @@ def verdicts(answers: list[dict[str, Any]]) -> list[str | None]:
 
 def broken(case: dict[str, Any]) -> list[str]:
     config = RunConfig.from_parameters(case)
-    problems = legality.check(config, SHAPES[config.model])
+    problems = legality.check(legality.Case(config, SHAPES[config.model]))
     # Megatron-core takes what breaks this rule, and trains it wrongly.
     return [
         problem.rule
@@ -224,7 +224,7 @@ def test_what_the_trainer_refuses_is_said_before_it_starts(told: dict[str, list[
         all(
             problem.rule != "engine"
             for problem in legality.check(
-                RunConfig.from_parameters(case), catalog.model(case["model"])
+                legality.Case(RunConfig.from_parameters(case), catalog.model(case["model"]))
             )
         )
         for case in ASKED

@@ -545,7 +545,7 @@ def test_time_falls_with_rates(factor: float, which: str) -> None:
 def test_an_illegal_configuration_is_refused_in_the_words_of_check(made) -> None:
     wrong = config(tensor_parallel_size=3)
     shape = catalog.model(wrong.model)
-    problems = legality.check(wrong, shape, accelerator=H100, gpus_per_node=8)
+    problems = legality.check(legality.Case(wrong, shape, accelerator=H100, gpus_per_node=8))
     with pytest.raises(ConfigError) as refused:
         made.predict(wrong)
     assert str(refused.value) == " ".join(

@@ -286,7 +286,7 @@ def test_the_template_is_a_pytorchjob_whose_numbers_agree_with_its_run():
     assert named["SCALEBOOK_IMAGE"] == container["image"]
     directory, flag, fields = container["args"]
     settings = RunConfig.from_parameters(json.loads(fields))
-    problems = legality.check(settings, catalog.model(settings.model))
+    problems = legality.check(legality.Case(settings, catalog.model(settings.model)))
     assert [one for one in problems if one.severity == "error"] == []
     ranks = settings.world_size // settings.nodes
     assert flag == "--config"

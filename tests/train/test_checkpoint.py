@@ -294,7 +294,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path):
 
 def rules(**changes: Any) -> dict[str, str]:
     config = small(**changes)
-    problems = legality.check(config, catalog.model(config.model))
+    problems = legality.check(legality.Case(config, catalog.model(config.model)))
     return {problem.rule: problem.severity for problem in problems}
 
 

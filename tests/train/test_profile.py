@@ -217,9 +217,11 @@ def test_the_number_of_profiled_steps_is_bounded(steps: int):
 
 def test_asking_for_all_ranks_without_steps_to_profile_is_a_warning():
     shape = catalog.model("tiny-llama")
-    found = legality.check(RunConfig(**SMALL, profile_all_ranks=True), shape)
+    found = legality.check(legality.Case(RunConfig(**SMALL, profile_all_ranks=True), shape))
     assert [(one.rule, one.severity) for one in found] == [("profile_all_ranks", "warning")]
-    assert not legality.check(RunConfig(**SMALL, profile_all_ranks=True, profile_steps=1), shape)
+    assert not legality.check(
+        legality.Case(RunConfig(**SMALL, profile_all_ranks=True, profile_steps=1), shape)
+    )
 
 
 def test_a_plan_of_two_runs_measures_what_the_split_costs(root: Path):

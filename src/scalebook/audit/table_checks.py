@@ -16,7 +16,7 @@ from scalebook.audit.row_checks import check_row, compare
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.facts.legality import Problem, check
+from scalebook.facts.legality import Case, Problem, check
 from scalebook.measure.intervals import point
 from scalebook.settings import PARALLEL_SIZES
 
@@ -104,7 +104,7 @@ def _problems(row: Row, shape: ModelShape) -> tuple[Problem, ...]:
         **sizes,
     }
     config = RunConfig.from_parameters(parameters)
-    return check(config, shape, accelerator=accelerator_of(row))
+    return check(Case(config, shape, accelerator=accelerator_of(row)))
 
 
 def unchecked(

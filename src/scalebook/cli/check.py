@@ -125,20 +125,15 @@ def answer(asked: Request) -> dict[str, Any]:
     from scalebook.facts import legality
 
     config, shape = asked.config, asked.shape
-    machine: dict[str, Any] = {
-        "accelerator": asked.accelerator, "gpus_per_node": asked.gpus_per_node
-    }  # fmt: skip
-    problems = legality.check(config, shape, **machine)
+    case = legality.Case(config, shape, asked.accelerator, asked.gpus_per_node)
+    problems = legality.check(case)
     legal = legality.is_legal(problems)
-    estimate, fit = legality.fitting(config, shape, **machine) if legal else (None, None)
+    estimate, fit = legality.fitting(case) if legal else (None, None)
     return {
         "legal": legal,
         "problems": said(problems, "error"),
         "warnings": said(problems, "warning"),
-        "nearest": [
-            _neighbour(config, candidate)
-            for candidate in legality.nearest(config, shape, **machine)
-        ],
+        "nearest": [_neighbour(config, candidate) for candidate in legality.nearest(case)],
         "memory_gib": estimate.parts_gib() if estimate else None,
         "memory_stage": estimate.worst.stage if estimate else None,
         "fits": fit.fits if fit else None,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
-    from scalebook.running.sweep import Settings, Stop
 
 _SHOWN = 12  # layouts of a ranking for people
 _EVIDENCE = {
@@ -161,7 +160,7 @@ def _print_recommended(
     print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {asked}")
     device, shape = catalog.platform(base.platform).accelerator, catalog.model(base.model)
     accelerator = catalog.accelerator(device) if device else None
-    for problem in legality.check(base, shape, accelerator=accelerator):
+    for problem in legality.check(legality.Case(base, shape, accelerator)):
         if (problem.rule, problem.severity) == ("precision", "error"):
             print(f"Not possible: {problem.message} The rates below are of other precisions.")
     for one in found:
@@ -247,12 +246,15 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 
 
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
+    """Tune by ordinary runs of one plan."""
+    from scalebook import store
     from scalebook.predict import tuning
     from scalebook.running import finish_run, launch, sweep
+    from scalebook.running.todo import Scheduled
 
     if not options.trainer:
         launch.require_trainer()
-    start = time.monotonic()
+    begin = time.monotonic()
     console = Console(sys.stderr if options.json else sys.stdout)
     finish_run.recover_all(runs, console.say)
     state = _tuning(options, base, runs)
@@ -263,52 +265,36 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
         force_platform=options.force_platform,
     )
     console.say(_plan_line(state))
-    with sweep.stop_on_signals(options.budget_seconds) as stop:
-        runner = _Runner(base, settings, console, stop)
-        return tuning.tune(
-            state,
-            _name(base),
-            runner.run,
-            lambda: time.monotonic() - start,
-            lambda: bool(stop.signals),
-        )
+    question = f"Which layout of {base.model} is fastest on {base.world_size} GPUs?"
+    plan = Scheduled(_name(base), order="adaptive", kind="tune", question=question)
+    places = itertools.count(1)
 
-
-@dataclass(slots=True)
-class _Runner:
-    """Runs one step of the tuning after the other as ordinary runs of one plan."""
-
-    base: RunConfig
-    settings: Settings
-    console: Console
-    stop: Stop
-    place: int = 0
-
-    def run(self, step: Step, keep: Mapping[str, Any]) -> Trial:
-        """Run one step and return what it showed."""
-        from scalebook import store
-        from scalebook.predict.tuning import trial
-        from scalebook.running import sweep
-        from scalebook.running.todo import Scheduled
-
-        self.place += 1
-        config, base, say = step.config, self.base, self.console.say
-        where = "[full run]" if step.full else f"[trial {self.place}]"
-        say(f"{where} {_words(config)}: {config.steps} steps, about {duration(step.seconds)}")
-        question = f"Which layout of {base.model} is fastest on {base.world_size} GPUs?"
-        plan = Scheduled(_name(base), order="adaptive", kind="tune", question=question)
-        scheduled = {**plan.place(self.place, None), "of": None, **keep}
+    def run(step: Step, keep: Mapping[str, Any]) -> Trial:
+        place, config = next(places), step.config
+        where = "[full run]" if step.full else f"[trial {place}]"
+        about = f"{config.steps} steps, about {duration(step.seconds)}"
+        console.say(f"{where} {_words(config)}: {about}")
+        scheduled = {**plan.place(place, None), "of": None, **keep}
         start = time.monotonic()
         record, directory = sweep.run_one(
-            config, self.settings, self.console, self.stop, where, scheduled=scheduled
+            config, settings, console, stop, where, scheduled=scheduled
         )
-        found = trial(store.read_run(directory), config, time.monotonic() - start)
+        found = tuning.trial(store.read_run(directory), config, time.monotonic() - start)
         said = found.reason or ""
         if found.rate is not None:
             rate = config.tokens_per_step / found.rate.seconds / config.world_size
             said = f"{number(rate)} tokens/s per GPU"
-        say(f"{where} {record.status}: {said} {short(directory)}")
+        console.say(f"{where} {record.status}: {said} {short(directory)}")
         return found
+
+    with sweep.stop_on_signals(options.budget_seconds) as stop:
+        return tuning.tune(
+            state,
+            _name(base),
+            run,
+            lambda: time.monotonic() - begin,
+            lambda: bool(stop.signals),
+        )
 
 
 def _plan_line(state: Tuning) -> str:
@@ -352,7 +338,9 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     _print_ranking(base, ranking)
     if not ranking.candidates:
         print(f"{ranking.nothing_fits}. Change the GPUs, the batch or what --set fixes.")
-        for problem in said(legality.check(base, catalog.model(base.model)), "error"):
+        for problem in said(
+            legality.check(legality.Case(base, catalog.model(base.model))), "error"
+        ):
             print(f"  with the defaults: {problem['message']}")
         return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")

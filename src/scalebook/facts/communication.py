@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory import PRECISIONS
 from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
@@ -19,18 +18,12 @@ from scalebook.parallelism import Parallelism, Recomputed
 NOTHING_AGAIN = Recomputed()
 
 
-def pipeline_bubble(
-    stages: int, num_microbatches: int, chunks: int = 1, *, of: str = "total"
-) -> float:
+def pipeline_bubble(stages: int, num_microbatches: int, chunks: int = 1) -> float:
     """Return the idle fraction of a pipelined step (arXiv 2104.04473, section 2.2).
 
-    ``of="ideal"``: idle over busy time, (p - 1) / (m v). ``of="total"``: idle over all time,
-    (p - 1) / (m v + p - 1). Stages of equal length, communication left out.
+    Idle over all time, (p - 1) / (m v + p - 1). Stages of equal length, communication left out.
     """
-    busy = num_microbatches * chunks
-    if of not in ("ideal", "total"):
-        raise ConfigError(unknown("bubble base", of, ("ideal", "total")))
-    return (stages - 1) / (busy if of == "ideal" else busy + stages - 1)
+    return (stages - 1) / (num_microbatches * chunks + stages - 1)
 
 
 def tensor_bytes(
@@ -135,23 +128,12 @@ def estimate(
     Context parallelism as a ring. The vocabulary's collectives, norms, the gradient of tied
     embeddings and control messages are left out: they are small beside these.
     """
-    work = micro_batch_size * sequence_length, precision, recompute
-    gradient, times = gradient_bytes(precision, gradient_precision), num_microbatches
-    number, chunks = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
-    data = gradient, times
-    stages = [_stage(shape, parallelism, stage, work, data) for stage in range(number)]
-    scaled = [
-        CommunicationEstimate(
-            tensor=one.tensor * times,
-            pipeline=one.pipeline * times,
-            context=one.context * times,
-            expert=one.expert * times,
-            data=one.data,
-            bubble=pipeline_bubble(number, num_microbatches, chunks),
-        )
-        for one in stages
-    ]
-    return max(scaled, key=lambda one: one.total)
+    tokens = micro_batch_size * sequence_length * num_microbatches
+    gradient = gradient_bytes(precision, gradient_precision), num_microbatches
+    stages = range(parallelism.pipeline_parallel_size)
+    given = (tokens, precision, recompute), gradient
+    found = (_stage(shape, parallelism, stage, *given) for stage in stages)
+    return max(found, key=lambda one: one.total)
 
 
 def _stage(
@@ -161,7 +143,7 @@ def _stage(
     work: tuple[int, str, Recomputed],
     data: tuple[int, int],
 ) -> CommunicationEstimate:
-    """Bytes for one microbatch of ``work``'s tokens, and of the data-parallel part for a step.
+    """Bytes of one stage for ``work``'s tokens, those of a step.
 
     ``data``: bytes of a gradient, and microbatches.
     """
@@ -195,7 +177,7 @@ def _stage(
             again=again("moe"),
         ),
         data=_sent_bytes(parallelism, size, *data) * _sent(shape, parallelism, stage),
-        bubble=0.0,
+        bubble=pipeline_bubble(of[0], data[1], of[1]),
     )
 
 

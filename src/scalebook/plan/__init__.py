@@ -164,14 +164,15 @@ def _planned(config: RunConfig, platform: Platform, available: int | None) -> Pl
     shape = catalog.model(config.model)
     accelerator = catalog.accelerator(platform.accelerator) if platform.accelerator else None
     room = None if platform.vendor == "cpu" else platform.gpus_per_node
-    problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
+    case = legality.Case(config, shape, accelerator, room)
+    problems = legality.check(case)
     if available is not None and config.world_size > available:
         limit = f"{available} devices (--gpus or this machine's)"
         message = f"world_size={config.world_size} is above the limit of {limit}."
         problems = (Problem("devices", message), *problems)
     if not legality.is_legal(problems):
         return PlannedRun(config, problems)
-    memory, fit = legality.fitting(config, shape, accelerator=accelerator, gpus_per_node=room)
+    memory, fit = legality.fitting(case)
     return PlannedRun(config, problems, memory, fit)
 
 

@@ -171,7 +171,7 @@ class Predictor:
         """
         shape = catalog.model(config.model)
         room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
-        legality.refuse(config, shape, accelerator=self.accelerator, gpus_per_node=room)
+        legality.refuse(legality.Case(config, shape, self.accelerator, room))
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size

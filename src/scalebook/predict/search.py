@@ -101,7 +101,7 @@ def layouts(
         if key in settled:
             left_out["less recomputation fits"] += 1
             continue
-        problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
+        problems = legality.check(legality.Case(config, shape, accelerator, room))
         if not legality.is_legal(problems):
             rule = next(one.rule for one in problems if one.severity == "error")
             left_out[f"illegal: {rule.replace('_', ' ')}"] += 1

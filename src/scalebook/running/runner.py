@@ -65,7 +65,7 @@ def check(config: RunConfig, *, force_platform: bool = False, allocated: bool = 
         ConfigError: the configuration is illegal.
         LaunchError: this machine cannot run it.
     """
-    legality.refuse(config, catalog.model(config.model))
+    legality.refuse(legality.Case(config, catalog.model(config.model)))
     engines.check(config)
     platform = catalog.platform(config.platform)
     devices = None

@@ -14,7 +14,7 @@ FILE = "published.csv"
 TASKS = ("pretrain", "SFT", "LoRA")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedResult:
     """What a source states of one run; None where it says nothing.
 
@@ -34,7 +34,7 @@ class PublishedResult:
     framework: str | None
     model_label: str | None
     model: str | None
-    task: str
+    task: str = "pretrain"
     sequence_length: int | None
     global_batch_size: int | None
     micro_batch_size: int | None
@@ -53,8 +53,8 @@ class PublishedResult:
     flops_convention: str | None  # a name of flops.CONVENTIONS; None: unknown or another
     step_seconds: float | None
     minutes_to_train: float | None
-    mtp_layers: int  # multi-token prediction modules that the claim counts
-    confidence: str
+    mtp_layers: int = 0  # multi-token prediction modules that the claim counts
+    confidence: str = "high"
     caveat: str | None
 
 
@@ -63,27 +63,10 @@ _TYPES = {item.name: str(item.type) for item in fields(PublishedResult)}
 
 def published(row: TomlRow) -> PublishedResult:
     """Return the published result of a row."""
-    values: dict[str, Any] = {}
-    for name, kind in _TYPES.items():
-        if kind == "int":
-            values[name] = row.integer(name, 0, minimum=0)
-        elif kind == "int | None":
-            values[name] = row.integer(name, minimum=0) if name in row.values else None
-        elif kind == "float | None":
-            values[name] = row.optional_number(name)
-        elif kind == "str | None":
-            values[name] = row.optional_text(name)
-        else:
-            values[name] = row.text(name, *_defaults(name))
-        row.seen.add(name)
-    row.finish()
-    if values["task"] not in TASKS:
-        raise row.error(f"task={values['task']!r} must be one of {', '.join(TASKS)}.", "task")
-    return PublishedResult(**values)
-
-
-def _defaults(name: str) -> tuple[str, ...]:
-    return {"confidence": ("high",), "task": ("pretrain",)}.get(name, ())
+    value = row.built(PublishedResult)
+    if value.task not in TASKS:
+        raise row.error(f"task={value.task!r} must be one of {', '.join(TASKS)}.", "task")
+    return value
 
 
 def _parsed(name: str, text: str) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from scalebook import untrusted
 from scalebook.errors import CatalogError, unknown
@@ -19,6 +19,7 @@ REQUIRED = object()
 
 LARGEST = 10**15  # no fact of the catalog is larger
 
+Value = TypeVar("Value")
 _LABEL = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HEADER = re.compile(r"^\s*\[\[\s*([A-Za-z]+)\s*\]\]")
 
@@ -100,10 +101,6 @@ class TomlRow:
         """Return a finite number above zero."""
         return self._positive(key, key, self._get(key, default))
 
-    def optional_number(self, key: str) -> float | None:
-        """Return a finite number above zero, or None where the row has no such key."""
-        return self.number(key) if key in self.values else self._get(key, None)
-
     def _positive(self, key: str, label: str, value: object) -> float:
         if isinstance(value, int | float) and value is not True and 0 < value <= LARGEST:
             return float(value)
@@ -142,6 +139,33 @@ class TomlRow:
             return None
         line = self.lines.get(key, self.line)
         return TomlRow(f"{self.kind} {self.values.get('name')!r} {key}", table, self.file, line)
+
+    def built(self, kind: type[Value], **given: Any) -> Value:
+        """Return a dataclass made of this row, which may have no keys but its fields.
+
+        A field that is not given is read by its type; one with a default may be absent. Whole
+        numbers are from 1 up, or from 0 where that is the default or None is.
+        """
+        values = given | {
+            item.name: self._field(item)
+            for item in fields(cast(Any, kind))
+            if item.name not in given
+        }
+        self.finish()
+        return kind(**values)
+
+    def _field(self, item: Field[Any]) -> Any:
+        name, kind = item.name, str(item.type)
+        default: Any = REQUIRED if item.default is MISSING else item.default
+        optional = kind.endswith(" | None")
+        if optional and name not in self.values:
+            return self._get(name, None)
+        if kind.startswith("int"):
+            return self.integer(name, default, minimum=0 if optional or default == 0 else 1)
+        if kind.startswith("tuple"):
+            return self.texts(name)
+        getters = {"float": self.number, "str": self.text, "bool": self.flag}
+        return getters[kind.removesuffix(" | None")](name, default)
 
     def finish(self) -> None:
         """Raise CatalogError when the row has a key that nothing asked for."""

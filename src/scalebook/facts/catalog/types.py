@@ -9,7 +9,7 @@ from dataclasses import dataclass
 TINY = "tiny-"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One device as the driver counts it (an MI250X is two).
 
@@ -22,7 +22,7 @@ class Accelerator:
 
     name: str
     vendor: str
-    architecture: str
+    architecture: str = ""
     memory_gb: float
     memory_bandwidth_tb_per_second: float | None
     interconnect_gb_per_second: float | None
@@ -32,8 +32,8 @@ class Accelerator:
     sparse_peak_tflops: Mapping[str, float]
     best_product_tflops: Mapping[str, float]
     device_names: tuple[str, ...]
-    compute_capability: str
-    confidence: str
+    compute_capability: str = ""
+    confidence: str = "high"
     source: str
     notes: str = ""
     form_factor: str = ""
@@ -47,8 +47,8 @@ class MoEShape:
     num_experts: int
     top_k: int
     ffn_hidden_size: int
-    shared_ffn_hidden_size: int
-    first_dense_layers: int
+    shared_ffn_hidden_size: int = 0
+    first_dense_layers: int = 0
     router_bias: bool = False  # one learned number an expert
 
 
@@ -108,7 +108,7 @@ class HybridShape:
         return next((name for one, name in kinds if one in self.pattern), "layers of two kinds")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The architecture of a decoder-only model, enough to count its FLOPs and bytes."""
 
@@ -124,14 +124,14 @@ class ModelShape:
     tied_embeddings: bool
     normalization: str  # "rms" or "layer"
     attention_bias: str  # "none", "qkv" or "all"
-    mlp_bias: bool
-    qk_norm: bool
-    learned_positions: int  # rows of a learned position table; 0 for rotary or none
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    learned_positions: int = 0  # rows of a learned position table; 0 for rotary or none
     max_sequence_length: int
-    rope_theta: float
-    moe: MoEShape | None
-    mla: MLAShape | None
-    mtp_layers: int
+    rope_theta: float = 10000.0  # Megatron's --rotary-base
+    moe: MoEShape | None = None
+    mla: MLAShape | None = None
+    mtp_layers: int = 0
     source: str
     activation: str = "silu"  # "gelu" or "squared_relu": no part of any count of FLOPs
     padded_vocab_size: int | None = None  # what published Megatron results count; None: vocab_size
@@ -173,16 +173,16 @@ class Platform:
     network_source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A named parallelism for a model on a platform, for the number of GPUs it was written for."""
 
     name: str
-    platform: str  # a platform name, a vendor, or "*"
-    model: str  # a model name or "*"
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    context_parallel_size: int
-    expert_parallel_size: int
+    platform: str = "*"  # a platform name, a vendor, or "*"
+    model: str = "*"  # a model name or "*"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
     aliases: tuple[str, ...]
     source: str

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
 from scalebook import identity
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError
-from scalebook.facts import catalog, legality
+from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator
 from scalebook.facts.feasibility.known import (
     SCOPE,
@@ -28,6 +27,7 @@ from scalebook.facts.feasibility.known import (
     KnownMemory,
     Verdict,
     known,
+    predict,
     scope_of,
 )
 from scalebook.facts.legality import fit
@@ -65,29 +65,29 @@ def _sorting(cell: Cell) -> tuple[Any, ...]:
 
 
 def _of_run(one: KnownMemory) -> Cell:
-    said = _Said(one.verdict, cast("Evidence", one.source), one.reason, one.run_ids)
-    return _cell(one.config, one.accelerator, said, one.peak_memory_gib)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    verdict: Verdict | None
-    evidence: Evidence
-    reason: str
-    run_ids: tuple[str, ...] = ()
+    source = cast("Evidence", one.source)
+    given = one.config, one.accelerator, one.verdict, source, one.reason
+    return _cell(*given, run_ids=one.run_ids, peak_gib=one.peak_memory_gib)
 
 
 def _cell(
-    config: RunConfig, accelerator: str | None, said: _Said, peak_gib: float | None = None
+    config: RunConfig,
+    accelerator: str | None,
+    verdict: Verdict | None,
+    evidence: Evidence,
+    reason: str,
+    *,
+    run_ids: tuple[str, ...] = (),
+    peak_gib: float | None = None,
 ) -> Cell:
     device = _device(config, accelerator)
     return Cell(
         **{name: getattr(config, name) for name in SETTINGS},
         accelerator=accelerator,
-        verdict=said.verdict,
-        evidence=said.evidence,
-        reason=said.reason,
-        run_ids=said.run_ids,
+        verdict=verdict,
+        evidence=evidence,
+        reason=reason,
+        run_ids=run_ids,
         peak_memory_gib=peak_gib,
         predicted_gib=_predicted(config),
         capacity_gib=device.memory_gb if device else None,
@@ -96,13 +96,8 @@ def _cell(
 
 def _predicted(config: RunConfig) -> float | None:
     """Return the predicted GiB of the fullest rank; None where model or sizes allow none."""
-    try:
-        shape = catalog.model(config.model)
-    except CatalogError:
-        return None
-    if not legality.is_legal(legality.check(config, shape)):
-        return None
-    return fit.estimate(config, shape).total_gib
+    parts = predict(config).parts
+    return parts["total"] if parts else None
 
 
 def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
@@ -161,27 +156,25 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
     """Return the cell that follows from one that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
+            more = ", ".join(f"{name}={value}" for name, value in grown.items())
             words = (
-                f"{_changes(grown)} needs no less than {one.run_ids[0]}, which ran out of memory"
+                f"{more or 'the same configuration'} needs no less than {one.run_ids[0]}, which "
+                "ran out of memory"
             )
         elif one.verdict == "fits" and growth(config, one.config) is not None:
             words = f"needs no more than {one.run_ids[0]}, which ran"
         else:
             continue
-        said = _Said(one.verdict, "inferred", words, one.run_ids[:1])
-        return _cell(config, one.accelerator, said)
+        given = config, one.accelerator, one.verdict, "inferred", words
+        return _cell(*given, run_ids=one.run_ids[:1])
     return None
-
-
-def _changes(grown: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in grown.items()) or "the same configuration"
 
 
 def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> Cell:
     verdict = fit.verdict(needed, _device(config, accelerator))
     known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
     found = None if verdict.fits is None else known_verdicts[verdict.fits]
-    return _cell(config, accelerator, _Said(found, "predicted", verdict.reason))
+    return _cell(config, accelerator, found, "predicted", verdict.reason)
 
 
 # More of these never needs less memory. A larger global batch keeps as many or more microbatches in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from scalebook import identity
@@ -149,10 +149,8 @@ def _merged(same: list[KnownMemory]) -> KnownMemory:
     first = (broke or same)[0]
     peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
     edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
-    return KnownMemory(
-        config=first.config,
-        accelerator=first.accelerator,
-        verdict=first.verdict,
+    return replace(
+        first,
         source=source,
         reason=edge if 0 < len(broke) < len(same) else first.reason,
         run_ids=tuple(dict.fromkeys(run_id for one in same for run_id in one.run_ids)),
@@ -235,17 +233,18 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
             continue
         key = identity.memory(config)
         if key not in made:
-            made[key] = _predict(config)
+            made[key] = predict(config)
         found[run.record.run_id] = made[key]
     return found
 
 
-def _predict(config: RunConfig) -> Predicted:
+def predict(config: RunConfig) -> Predicted:
+    """Return the prediction of one configuration."""
     try:
         shape = catalog.model(config.model)
     except CatalogError:
         return Predicted(None, f"the shape of {config.model} is not known")
-    problems = legality.check(config, shape)
+    problems = legality.check(legality.Case(config, shape))
     if not legality.is_legal(problems):
         return Predicted(None, "its sizes do not fit together")
     return Predicted(fit.estimate(config, shape).parts_gib())

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops.conventions import (
@@ -45,6 +45,9 @@ from scalebook.facts.flops.parameters import (
 from scalebook.parallelism import RECOMPUTE, experts_need_no_host
 from scalebook.settings import RECOMPUTE_MODULES
 
+if TYPE_CHECKING:
+    from scalebook.config import RunConfig
+
 __all__ = [
     "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "RECOMPUTED", "TRAINED", "ConventionFit",
     "FlopParts", "LayerParameters", "ParameterCount", "attention_projections", "attention_width",
@@ -54,11 +57,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def padded_vocab_size(
-    vocab_size: int, tensor_parallel_size: int = 1, divisible_by: int = 128
-) -> int:
-    """Return the rows of Megatron's embedding: a multiple of ``divisible_by`` x tp."""
-    multiple = divisible_by * tensor_parallel_size
+def padded_vocab_size(vocab_size: int, tensor_parallel_size: int = 1) -> int:
+    """Return the rows of Megatron's embedding: a multiple of 128 x tp."""
+    multiple = 128 * tensor_parallel_size
     return -(-vocab_size // multiple) * multiple
 
 

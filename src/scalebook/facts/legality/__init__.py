@@ -12,7 +12,6 @@ from itertools import islice
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality import fit, neighbours, rules_device, rules_model, rules_world
 from scalebook.facts.legality.fit import Fit
 from scalebook.facts.legality.neighbours import changes
@@ -20,25 +19,15 @@ from scalebook.facts.legality.problem import Case, Problem, Severity
 from scalebook.facts.memory import MemoryEstimate
 
 __all__ = [
-    "Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest", "refuse",
+    "Case", "Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest",
+    "refuse",
 ]  # fmt: skip
 
 RULES = (*rules_model.RULES, *rules_world.RULES, *rules_device.RULES)
 
 
-def check(
-    config: RunConfig,
-    shape: ModelShape,
-    *,
-    accelerator: Accelerator | None = None,
-    gpus_per_node: int | None = None,
-) -> tuple[Problem, ...]:
-    """Return every rule that the configuration breaks, errors before warnings.
-
-    Without ``accelerator`` nothing is said about what the device can do; without
-    ``gpus_per_node`` nothing about how many processes a node takes.
-    """
-    case = Case(config, shape, accelerator, gpus_per_node)
+def check(case: Case) -> tuple[Problem, ...]:
+    """Return every rule that the configuration breaks, errors before warnings."""
     problems = [problem for rule in RULES for problem in rule(case)]
     return tuple(sorted(problems, key=lambda problem: problem.severity == "warning"))
 
@@ -48,71 +37,51 @@ def is_legal(problems: tuple[Problem, ...]) -> bool:
     return all(problem.severity != "error" for problem in problems)
 
 
-def refuse(
-    config: RunConfig,
-    shape: ModelShape,
-    *,
-    accelerator: Accelerator | None = None,
-    gpus_per_node: int | None = None,
-) -> None:
+def refuse(case: Case) -> None:
     """Refuse an illegal configuration, in the words of ``check``.
 
     Raises:
         ConfigError: a rule forbids the configuration.
     """
-    problems = check(config, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+    problems = check(case)
     errors = [problem.message for problem in problems if problem.severity == "error"]
     if errors:
         raise ConfigError(" ".join(errors))
 
 
-def nearest(
-    config: RunConfig,
-    shape: ModelShape,
-    *,
-    accelerator: Accelerator | None = None,
-    gpus_per_node: int | None = None,
-    limit: int = 3,
-) -> tuple[RunConfig, ...]:
+def nearest(case: Case, *, limit: int = 3) -> tuple[RunConfig, ...]:
     """Return up to ``limit`` legal configurations that change least, the nearest first.
 
     Empty where the configuration is legal already, or where the model itself breaks a rule.
     """
 
     def accepts(candidate: RunConfig) -> bool:
-        return is_legal(
-            check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
-        )
+        return is_legal(check(case.of(candidate)))
 
-    if accepts(config):
-        return ()
-    found = neighbours.search(config, shape, accelerator, gpus_per_node, accepts)
-    return tuple(found[:limit])
+    return () if accepts(case.config) else tuple(neighbours.search(case, accepts)[:limit])
 
 
-def fitting(
-    config: RunConfig,
-    shape: ModelShape,
-    *,
-    accelerator: Accelerator | None = None,
-    gpus_per_node: int | None = None,
-) -> tuple[MemoryEstimate, Fit]:
+def fitting(case: Case) -> tuple[MemoryEstimate, Fit]:
     """Return the predicted memory of a legal configuration and whether it fits the device.
 
     Where it does not, or nearly, the verdict's ``advice`` names legal changes that make it fit.
     """
-    estimate = fit.estimate(config, shape)
-    verdict = fit.verdict(estimate.total_gib, accelerator)
+
+    def needed(config: RunConfig) -> MemoryEstimate:
+        return fit.estimate(config, case.shape)
+
+    estimate = needed(case.config)
+    verdict = fit.verdict(estimate.total_gib, case.accelerator)
     if verdict.fits or verdict.capacity_gib is None:
         return estimate, verdict
 
     def fits(candidate: RunConfig) -> bool:
-        problems = check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+        problems = check(case.of(candidate))
         slow = any(problem.rule == "tensor_inside_node" for problem in problems)
         if slow or not is_legal(problems):
             return False
-        return bool(fit.verdict(fit.estimate(candidate, shape).total_gib, accelerator).fits)
+        return bool(fit.verdict(needed(candidate).total_gib, case.accelerator).fits)
 
-    found = fit.remedies(config, shape, accelerator, gpus_per_node, fits)
-    advice = (fit.describe(config, one, fit.estimate(one, shape).total_gib) for one in found)
+    found = fit.remedies(case, fits)
+    advice = (fit.describe(case.config, one, needed(one).total_gib) for one in found)
     return estimate, replace(verdict, advice=tuple(islice(advice, fit.MAX_ADVICE)))

@@ -11,6 +11,7 @@ from scalebook.config import RunConfig
 from scalebook.facts import memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality import neighbours
+from scalebook.facts.legality.problem import Case
 from scalebook.facts.legality.untrained import untrained
 from scalebook.facts.memory import MemoryEstimate
 
@@ -72,14 +73,9 @@ def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
     return Fit(True, f"{against}: fits", capacity)
 
 
-def remedies(
-    config: RunConfig,
-    shape: ModelShape,
-    accelerator: Accelerator | None,
-    gpus_per_node: int | None,
-    fits: Callable[[RunConfig], bool],
-) -> list[RunConfig]:
+def remedies(case: Case, fits: Callable[[RunConfig], bool]) -> list[RunConfig]:
     """Return configurations that fit, mildest first: one change, else two, else more GPUs."""
+    config, shape = case.config, case.shape
     single = list(_single_changes(config, shape))
     if config.recompute_modules:  # which another mode of recomputation does not have
         single = [one | {"recompute_modules": ""} if "recompute" in one else one for one in single]
@@ -95,7 +91,7 @@ def remedies(
         if shape.moe is not None:  # as many expert-parallel ranks as the search finds legal
             change["expert_parallel_size"] = shape.moe.num_experts
         larger = config.model_copy(update=change)
-        found = neighbours.search(larger, shape, accelerator, gpus_per_node, fits)
+        found = neighbours.search(case.of(larger), fits)
         if found:
             return found[:1]
     return []
@@ -103,7 +99,8 @@ def remedies(
 
 def describe(before: RunConfig, after: RunConfig, needed_gib: float) -> str:
     """Return one alternative as a person would type it, with its memory."""
-    parts = [f"{name}={_text(value)}" for name, value in neighbours.changes(before, after).items()]
+    changes = neighbours.changes(before, after).items()
+    parts = [f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in changes]
     return f"{', '.join(parts)} ({needed_gib:.1f} GiB)"
 
 
@@ -152,7 +149,3 @@ def _trained(config: RunConfig, shape: ModelShape, changes: dict[str, Any]) -> b
     """Return whether Scalebook's own trainer would take a change, where it is the one to train."""
     changed = config.model_copy(update=changes)
     return config.engine != "megatron" or not any(untrained(changed, shape))
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import Accelerator, ModelShape
-from scalebook.facts.legality.problem import divisors
+from scalebook.facts.legality.problem import Case, divisors
 from scalebook.facts.legality.rules_model import tensor_sizes
 from scalebook.parallelism import last_stage_sizes
 
@@ -30,18 +30,13 @@ DEFAULT_WEIGHT = 1.0
 IGNORED = ("strategy",)  # follows from the sizes
 
 
-def search(
-    config: RunConfig,
-    shape: ModelShape,
-    accelerator: Accelerator | None,
-    gpus_per_node: int | None,
-    accepts: Callable[[RunConfig], bool],
-) -> list[RunConfig]:
+def search(case: Case, accepts: Callable[[RunConfig], bool]) -> list[RunConfig]:
     """Return the accepted configurations around an illegal one, the smallest change first."""
+    config = case.config
     found: dict[str, RunConfig] = {}
     for world in _worlds(config):
-        for change in _splits(config, shape, world):
-            for candidate in _repaired(config, shape, accelerator, gpus_per_node, change):
+        for change in _splits(config, case.shape, world):
+            for candidate in _repaired(case, change):
                 if accepts(candidate):
                     found.setdefault(candidate.config_hash(), candidate)
         if found and world == config.world_size:
@@ -108,20 +103,15 @@ def _splits(config: RunConfig, shape: ModelShape, world: int) -> Iterator[Change
                     }
 
 
-def _repaired(
-    config: RunConfig,
-    shape: ModelShape,
-    accelerator: Accelerator | None,
-    gpus_per_node: int | None,
-    change: Change,
-) -> Iterator[RunConfig]:
+def _repaired(case: Case, change: Change) -> Iterator[RunConfig]:
     """Yield the configuration with a split and everything that has to follow it."""
+    config, shape = case.config, case.shape
     base = config.model_copy(
         update=change
-        | _machine(config, change["world_size"], gpus_per_node)
+        | _machine(config, change["world_size"], case.gpus_per_node)
         | _pipeline(config, shape, change)
         | _experts(config, shape, change)
-        | _format(config, accelerator)
+        | _format(config, case.accelerator)
         | _steps(config)
         | {"packed_documents": _closest(config.packed_documents, divisors(config.sequence_length))}
     )

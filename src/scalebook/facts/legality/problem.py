@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scalebook.config import RunConfig
@@ -27,8 +27,12 @@ class Case:
 
     config: RunConfig
     shape: ModelShape
-    accelerator: Accelerator | None  # None: not known, so nothing is said about the device
-    gpus_per_node: int | None
+    accelerator: Accelerator | None = None  # None: not known, so nothing is said about the device
+    gpus_per_node: int | None = None  # None: nothing is said of how many processes a node takes
+
+    def of(self, config: RunConfig) -> Case:
+        """Return another configuration of the same model on the same device."""
+        return replace(self, config=config)
 
 
 def choices(values: Iterable[int]) -> str:

@@ -19,7 +19,8 @@ def precision(case: Case) -> Iterator[Problem]:
     """The device computes in the format that is asked for."""
     config, device = case.config, case.accelerator
     if device is not None and config.precision not in device.peak_tflops:
-        known = [name for name in ("bf16", "fp16", "fp8", "fp4", "fp32") if _has(case, name)]
+        every = ("bf16", "fp16", "fp8", "fp4", "fp32")
+        known = [name for name in every if name in device.peak_tflops]
         yield Problem(
             "precision",
             f"precision={config.precision} is not known for {device.name}. Use "
@@ -118,10 +119,6 @@ def engine(case: Case) -> Iterator[Problem]:
     elif case.config.engine == "megatron":
         for sentence in untrained(case.config, case.shape):
             yield Problem("engine", f"{sentence} The run would end at its start.", "warning")
-
-
-def _has(case: Case, name: str) -> bool:
-    return case.accelerator is not None and name in case.accelerator.peak_tflops
 
 
 RULES = (hidden, vocabulary, sequence_length, precision, quantised_shapes, engine)

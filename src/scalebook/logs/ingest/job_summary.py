@@ -60,7 +60,6 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
             top_k=known.size("moe_router_topk") or 2,  # Megatron's default
             ffn_hidden_size=known.size("moe_ffn_hidden_size") or sizes["ffn_hidden_size"],
             shared_ffn_hidden_size=known.size("moe_shared_expert_intermediate_size") or 0,
-            first_dense_layers=0,
         )
     return ModelShape(
         name="as the log states",
@@ -75,13 +74,9 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
         tied_embeddings=known.values.get("untie_embeddings_and_output_weights") is not True,
         normalization="rms" if "rms" in str(known.values.get("normalization")).lower() else "layer",
         attention_bias="none",
-        mlp_bias=False,
-        qk_norm=False,
-        learned_positions=0,
         max_sequence_length=known.size("sequence_length") or 0,
         rope_theta=0.0,
         moe=moe,
-        mla=None,
         mtp_layers=known.size("mtp_layers") or 0,
         source="the argument dump of the log",
     )

@@ -268,6 +268,7 @@ def _measured(
         for name, spans in sorted(work.communication.items())
     }
     both = with_bits(totals, _WINDOW | _COMMUNICATION, _COMPUTE)
+    kinds, top = _named(trace, work, scale, len(windows))
     gaps = scale * _launch_gaps(work.tasks, windows) if work.device == "gpu" else None
     return Breakdown(
         device=work.device,
@@ -280,8 +281,8 @@ def _measured(
         kernel_seconds=scale * with_bits(totals, _WINDOW, _COMPUTE),
         launch_gap_seconds=gaps,
         unmarked_seconds=scale * with_bits(together([inside, _moved(work.unmarked, origin)]), 3),
-        kinds=_kinds(trace, work, scale),
-        top_kernels=_top(trace, work, len(windows)),
+        kinds=kinds,
+        top_kernels=top,
         kernels_per_step=len(work.tasks) / len(windows),
         uncorrelated_kernels=work.uncorrelated,
         each_step_seconds=tuple((stop - start) * _MICROSECOND for start, stop in windows),
@@ -344,37 +345,29 @@ def _launch_gaps(tasks: Sequence[Task], windows: Sequence[Span]) -> float:
     return total
 
 
-def _timed(work: Work) -> Iterable[tuple[Task, float]]:
-    """Return each task with the time that counts for its name: on a CPU without nested ones."""
-    if work.device == "cpu":
-        return self_times(work.tasks)
-    return ((task, task.stop - task.start) for task in work.tasks)
-
-
-def _kinds(trace: Trace, work: Work, scale: float) -> dict[str, float]:
-    kinds: dict[str, float] = {}
-    for task, time in _timed(work):
-        kind = kind_of(trace.names[task.name])
-        kinds[kind] = kinds.get(kind, 0.0) + scale * time
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
-
-
-def _top(trace: Trace, work: Work, steps: int) -> tuple[TopKernel, ...]:
+def _named(
+    trace: Trace, work: Work, scale: float, steps: int
+) -> tuple[dict[str, float], tuple[TopKernel, ...]]:
+    """Return seconds of a step by kind of work, and the names that take most of it."""
+    lengths = ((task, task.stop - task.start) for task in work.tasks)
     seconds: dict[int, float] = {}
-    calls: dict[int, int] = {}
-    for task, time in _timed(work):
-        seconds[task.name] = seconds.get(task.name, 0.0) + time
-        calls[task.name] = calls.get(task.name, 0) + 1
-    longest = sorted(seconds, key=lambda name: -seconds[name])[:TOP]
-    return tuple(
+    calls: Counter[int] = Counter()
+    for task, time in self_times(work.tasks) if work.device == "cpu" else lengths:
+        seconds[task.name] = seconds.get(task.name, 0.0) + scale * time
+        calls[task.name] += 1
+    every = [
         TopKernel(
             name=trace.names[name],
-            seconds=seconds[name] * _MICROSECOND / steps,
+            seconds=time,
             calls=calls[name] / steps,
             kind=kind_of(trace.names[name]),
         )
-        for name in longest
-    )
+        for name, time in sorted(seconds.items(), key=lambda item: -item[1])
+    ]
+    kinds: dict[str, float] = {}
+    for one in every:
+        kinds[one.kind] = kinds.get(one.kind, 0.0) + one.seconds
+    return dict(sorted(kinds.items(), key=lambda item: -item[1])), tuple(every[:TOP])
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,12 +156,10 @@ class EventReader:
                 if not whole and self._more():
                     continue
                 where = error.pos if isinstance(error, json.JSONDecodeError) else self._at
-                self._note_broken(where)
+                self.broken += 1
+                if len(self.broken_lines) < 100:
+                    line = self._lines + self._buffer.count("\n", 0, where) + 1
+                    self.broken_lines.append(line)
                 self._at = after.end() if after else len(self._buffer)
                 return None
             return cast(Event, event)
-
-    def _note_broken(self, position: int) -> None:
-        self.broken += 1
-        if len(self.broken_lines) < 100:
-            self.broken_lines.append(self._lines + self._buffer.count("\n", 0, position) + 1)
