@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -28,10 +27,6 @@ class TelemetryDialect(LineDialect):
     """
 
     kind: ClassVar[str] = "telemetry"
-
-    @abstractmethod
-    def line(self, line: str) -> bool:
-        """Take what one line holds."""
 
     def sample(self, row: Mapping[str, float]) -> None:
         """Record one sample; a column without a value is left out, never zero."""
