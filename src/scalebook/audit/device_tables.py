@@ -17,7 +17,7 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.fields import plain
 from scalebook.audit.identities import Fact, show
-from scalebook.audit.knowledge import accelerator_of, catalog_words, peaks_of
+from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, peaks_of
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -130,7 +130,7 @@ _FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
 
 def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
     """Return the device of a name, of the variants that it leaves open the one of these numbers."""
-    device = accelerator_of(Row("", "", None, {}, {"accelerator": name}))
+    device = device_of(name)
     if device is None or _FORM.search(name):
         return name
     family = [
@@ -262,7 +262,7 @@ def _mostly_fit(
     fits = list[bool]()
     for _, row in rows:
         stated = _part(row, heads, name, at)
-        device = accelerator_of(Row("", "", None, {}, catalog_words("accelerator", plain(row[0]))))
+        device = device_of(catalog_words("accelerator", plain(row[0])).get("accelerator", ""))
         if stated and device is not None:
             known = getattr(device, name) or 0.0
             fits.append(abs(amount(stated) - known) < _SAME_BANDWIDTH * known)

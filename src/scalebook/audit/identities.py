@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import islice, product
@@ -244,11 +244,6 @@ def intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
     return {name: fact.interval for name, fact in chosen.items()}
 
 
-def cut_intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
-    """Return the interval of each chosen fact if its digits were cut off."""
-    return {name: fact.cut for name, fact in chosen.items()}
-
-
 def shown(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
     """Return each chosen fact as the one number that is shown of it."""
     return {name: point(fact.shown) for name, fact in chosen.items()}
@@ -273,31 +268,24 @@ def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
         value = identity.solve(target, shown(chosen)).middle
         sides = (target, expression, substitute(expression, chosen), show(value))
         step = " = ".join(dict.fromkeys(sides))  # of "listed = stated = 9 = 9" one 9 is enough
-        derived = _derived(target, interval, value, chosen, step)
-        found.append(replace(derived, claimed=identity.solve(target, cut_intervals(chosen))))
+        rests = list(chosen.values())
+        earlier = dict.fromkeys(line for fact in rests for line in fact.steps)
+        found.append(
+            Fact(
+                target,
+                interval,
+                value,
+                show(value),
+                "derived",
+                identity.solve(target, {name: fact.cut for name, fact in chosen.items()}),
+                variant=", ".join(dict.fromkeys(fact.variant for fact in rests if fact.variant)),
+                legitimate=all(fact.legitimate for fact in rests),
+                bound=any(fact.bound for fact in rests),
+                steps=(*earlier, step),
+                inputs=frozenset(one for n, fact in chosen.items() for one in fact.inputs or {n}),
+            )
+        )
     return tuple(found)
-
-
-def _derived(
-    target: str, interval: Interval, value: float, chosen: Mapping[str, Fact], step: str
-) -> Fact:
-    variants = dict.fromkeys(fact.variant for fact in chosen.values() if fact.variant)
-    earlier = dict.fromkeys(line for fact in chosen.values() for line in fact.steps)
-    inputs: set[str] = set()
-    for name, fact in chosen.items():
-        inputs |= fact.inputs or {name}
-    return Fact(
-        target,
-        interval,
-        value,
-        show(value),
-        "derived",
-        variant=", ".join(variants),
-        legitimate=all(fact.legitimate for fact in chosen.values()),
-        bound=any(fact.bound for fact in chosen.values()),
-        steps=(*earlier, step),
-        inputs=frozenset(inputs),
-    )
 
 
 def evaluate(side: Product, chosen: Mapping[str, Fact]) -> tuple[Interval, str]:

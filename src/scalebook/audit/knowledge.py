@@ -63,15 +63,19 @@ CHECKPOINT_BYTES = (
 )
 
 
+def device_of(name: str) -> Accelerator | None:
+    """Return the accelerator of its own, a platform's or a driver's name; none of a CPU."""
+    return None if name.lower() in ("", "cpu") else vocabulary.accelerator_named(name)
+
+
 def accelerator_of(row: Row) -> Accelerator | None:
-    """Return the accelerator that a row names by its own, a platform's or a driver's name."""
-    name = row.words.get("accelerator", "cpu")
-    return None if name.lower() == "cpu" else vocabulary.accelerator_named(name)
+    """Return the accelerator that a row names."""
+    return device_of(row.words.get("accelerator", ""))
 
 
 def peaks_of(name: str) -> tuple[float, ...]:
     """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
-    device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
+    device = device_of(name)
     if device is None or "bf16" not in device.peak_tflops:
         return ()
     dense, sparse = device.peak_tflops, device.sparse_peak_tflops
@@ -92,14 +96,13 @@ def model_of(row: Row) -> ModelShape | None:
     return None if name is None else catalog.model(name)
 
 
-def unknown_names(row: Row) -> str | None:
-    """Return why a model or accelerator of the row is not in the catalog; None if all are."""
+def _has(name: str, text: str) -> bool:
+    """Whether the catalog has a model or an accelerator under this name."""
     try:
-        model_of(row)
-        accelerator_of(row)
-    except CatalogError as error:
-        return str(error)
-    return None
+        catalog.model(text) if name == "model" else device_of(text)
+    except CatalogError:
+        return False
+    return True
 
 
 _PRECISION = (
@@ -114,7 +117,7 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
     if name == "accelerator":
         device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
         for one in (device, re.split("[,;(]", device)[0].strip()):  # A100 80GB, single node
-            if unknown_names(Row("", "", None, {}, {name: one})) is None:
+            if one and _has(name, one):
                 return {name: one}
         return {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
@@ -145,7 +148,7 @@ def in_catalog(words: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     known = dict(words)
     for name in ("model", "accelerator"):
         text = known.get(name, "")
-        if text and unknown_names(Row("", "", None, {}, {name: text})) is not None:
+        if text and not _has(name, text):
             del known[name]
             known |= catalog_words(name, text)
     return known, not_in_catalog(words, known)

@@ -255,14 +255,6 @@ def dotted(line: str) -> tuple[str, Value] | None:
     return _value(name, _ORIGIN.sub("", found[2]))
 
 
-def group_sizes(line: str) -> Iterator[tuple[str, Value]]:
-    """Yield the settings of a line that gives the sizes of the groups."""
-    for encoder, kind, digits in _GROUP_SIZES.findall(line):
-        if not encoder and integer(digits) >= 1:
-            name = re.sub("[- ](?:model[- ])?", "_", kind)
-            yield f"{name}_size", integer(digits)
-
-
 def assigned(line: str) -> tuple[str, Value] | None:
     """Return the setting of a YAML, TOML or shell-like ``name: value`` line."""
     if len(line) > 160:
@@ -271,12 +263,12 @@ def assigned(line: str) -> tuple[str, Value] | None:
     return _value(found[1], found[2]) if found else None
 
 
-def scan(text: str) -> Iterator[tuple[str, Value]]:
-    """Yield the settings that dump lines of a cleaned text state, in order."""
-    for line in text.split("\n"):
-        if " size" in line and any(piece in line for piece in GROUP_PIECES):
-            yield from group_sizes(line)
-        elif ".. " in line:
-            found = dotted(line)
-            if found:
-                yield found
+def scan(line: str) -> Iterator[tuple[str, Value]]:
+    """Yield the settings that a line of a dump, or of the sizes of groups, states."""
+    if " size" in line and any(piece in line for piece in GROUP_PIECES):
+        for encoder, kind, digits in _GROUP_SIZES.findall(line):
+            if not encoder and integer(digits) >= 1:
+                name = re.sub("[- ](?:model[- ])?", "_", kind)
+                yield f"{name}_size", integer(digits)
+    elif ".. " in line and (found := dotted(line)):
+        yield found

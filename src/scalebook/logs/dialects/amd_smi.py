@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
-from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
-from scalebook.logs.numbers import columns, integer, number
+from scalebook.logs.dialects.device_samples import (
+    CSVTelemetry,
+    TableTelemetry,
+    TelemetryDialect,
+    cell,
+)
+from scalebook.logs.numbers import columns, integer
 
 
 class RocmSMIText(TelemetryDialect):
@@ -64,17 +68,7 @@ class RocmSMICSV(CSVTelemetry):
     markers = ("device,", "timestamp,device")
     signature = re.compile(r"(?:^|\n)(?:timestamp,)?device,[^\n]*(?:\(W\)|\(%\)|\(C\)|\(B\)|%\))")
     first_cells = ("device",)
-    names = (
-        ("timestamp", "time", 1.0),
-        ("device", "gpu", 1.0),
-        ("power (w)", "power_watts", 1.0),
-        ("gpu use (%)", "gpu_busy_fraction", 0.01),
-        ("vram total used memory (b)", "memory_used_gib", 2.0**-30),
-        ("gpu memory allocated (vram%)", "memory_used_fraction", 0.01),
-        ("gpu memory use (%)", "memory_used_fraction", 0.01),
-        ("temperature (sensor junction)", "temperature_celsius", 1.0),
-        ("temperature (sensor edge)", "temperature_celsius", 1.0),
-    )
+    names = columns("rocm-smi-csv")
 
 
 class AMDSMICSV(CSVTelemetry):
@@ -86,52 +80,18 @@ class AMDSMICSV(CSVTelemetry):
         r"(?:^|\n)(?:[\w ]+,)*gpu,[^\n]*(?:gfx_activity|socket_power|power_usage|gfx_util)"
     )
     first_cells = ("gpu",)
-    names = (
-        ("timestamp", "time", 1.0),
-        ("utc_epoch_s", "time", 1.0),
-        ("gfx_activity", "gpu_busy_fraction", 0.01),
-        ("gfx_util", "gpu_busy_fraction", 0.01),
-        ("umc_activity", "memory_busy_fraction", 0.01),
-        ("mem_util", "memory_busy_fraction", 0.01),
-        ("socket_power", "power_watts", 1.0),
-        ("power_usage", "power_watts", 1.0),
-        ("hotspot", "temperature_celsius", 1.0),
-        ("edge", "temperature_celsius", 1.0),
-        ("used_vram", "memory_used_gib", 2.0**-10),
-        ("vram_used", "memory_used_gib", 2.0**-10),
-        ("gfx_0_clk", "clock_mhz", 1.0),
-        ("gfx_clk", "clock_mhz", 1.0),
-        ("gfx_clock", "clock_mhz", 1.0),
-        ("mem_0_clk", "memory_clock_mhz", 1.0),
-        ("gpu", "gpu", 1.0),
-    )
+    names = columns("amd-smi-csv")
 
 
-class AMDSMIMonitor(TelemetryDialect):
+class AMDSMIMonitor(TableTelemetry):
     """``amd-smi monitor``: a table whose cells carry their unit behind a blank."""
 
     name = "amd-smi-monitor"
     markers = ("GFX_UTIL", "GPU_TEMP", "GFX_CLOCK", "GPU_T", "GFX%")
     signature = re.compile(r"(?:^|\n)(?:TIMESTAMP +)?GPU +(?:XCP +)?(?:POWER|GPU_T|GFX)")
+    names = columns("amd-smi-monitor")
     _UNITS = re.compile(r"(?<=[\d./]) (?:W|°C|C|%|MHz|MB|GB|Mb/s)(?= |$)")
-    _NAMES: ClassVar = columns("amd-smi-monitor")
-    _header: Sequence[str] = ()
 
-    def line(self, line: str) -> bool:
-        """Take a header or a row of one device."""
-        if "GPU " in line and self.signature.search(line):
-            self._header = line.split()
-            return True
-        words = self._UNITS.sub("", line.rstrip()).split()
-        if not self._header or len(words) != len(self._header) or self.cut:
-            return False
-        named = dict(zip(self._header, words, strict=True))
-        row = {"gpu": number(named["GPU"])}
-        if "TIMESTAMP" in named:
-            row["time"] = number(named["TIMESTAMP"])
-        for name, (column, scale) in self._NAMES.items():
-            if name in named:
-                row[column] = cell(named[name], "", scale)
-        if not math.isnan(row["gpu"]):
-            self.sample(row)
-        return True
+    def words(self, line: str) -> list[str]:
+        """Return the cells of a line."""
+        return self._UNITS.sub("", line.rstrip()).split()

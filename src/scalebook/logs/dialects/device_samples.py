@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -29,10 +28,6 @@ class TelemetryDialect(LineDialect):
 
     kind: ClassVar[str] = "telemetry"
 
-    @abstractmethod
-    def line(self, line: str) -> bool:
-        """Take what one line holds."""
-
     def sample(self, row: Mapping[str, float]) -> None:
         """Record one sample; a column without a value is left out, never zero."""
         if len(self.out.job.samples) < MOST_ROWS:
@@ -42,28 +37,57 @@ class TelemetryDialect(LineDialect):
             self.out.job.counts.records_beyond_limit += 1
 
 
-def cell(text: str, unit: str, scale: float | None = None) -> float:
+def cell(text: str, unit: str, scale: float) -> float:
     """Return a cell in our unit: its own unit (``MiB``) goes before that of the header."""
     text = text.strip()
     if not text or not (text[0].isdigit() or text[0] in "-+.") or text == "-":
         return MISSING
     value = number(text)
-    if scale is not None:
+    if scale:
         return value * scale
     own = text.rpartition(" ")[2].lower() if " " in text else ""
     return value * _GIB.get(own, _GIB.get(unit.lower(), MISSING))
 
 
+class TableTelemetry(TelemetryDialect):
+    """A table of words below a header, which long files repeat; a row is of one device."""
+
+    names: ClassVar[Mapping[str, tuple[str, float]]]
+    _header: Sequence[str] = ()
+
+    def words(self, line: str) -> list[str]:
+        """Return the cells of a line."""
+        return line.split()
+
+    def line(self, line: str) -> bool:
+        """Take a header or a row of one device."""
+        words = self.words(line)
+        if self.signature.search(line):
+            self._header = words
+            return True
+        if not words or len(words) != len(self._header) or self.cut:
+            return False
+        named = dict(zip(self._header, words, strict=True))
+        row = {"gpu": number(named.get("gpu", named.get("GPU", "")))}
+        row["time"] = number(named["TIMESTAMP"]) if "TIMESTAMP" in named else clock_of(line)
+        for name, (column, scale) in self.names.items():
+            if name in named:
+                row[column] = cell(named[name], "", scale)
+        if not math.isnan(row["gpu"]):  # else the line of the units
+            self.sample(row)
+        return True
+
+
 class CSVTelemetry(TelemetryDialect):
     """A CSV of samples; ``names`` maps a piece of a header cell to a column and its scale.
 
-    A scale of None means an amount of memory, whose unit stands in the cell or the header. The
+    A scale of 0 means an amount of memory, whose unit stands in the cell or the header. The
     first map entry that a header cell contains counts; a column is taken once.
     """
 
-    names: ClassVar[Sequence[tuple[str, str, float | None]]]
+    names: ClassVar[Mapping[str, tuple[str, float]]]
     first_cells: ClassVar[tuple[str, ...]]
-    _header: Sequence[tuple[str, float | None, str] | None] = ()
+    _header: Sequence[tuple[str, float, str] | None] = ()
 
     def line(self, line: str) -> bool:
         """Take a header or a row."""
@@ -90,15 +114,15 @@ class CSVTelemetry(TelemetryDialect):
         self.sample(row)
         return True
 
-    def _columns(self, header: list[str]) -> list[tuple[str, float | None, str] | None]:
-        columns: list[tuple[str, float | None, str] | None] = []
+    def _columns(self, header: list[str]) -> list[tuple[str, float, str] | None]:
+        columns: list[tuple[str, float, str] | None] = []
         taken: set[str] = set()
         for text in header:
             unit = _UNIT.search(text)
             found = next(
                 (
                     (column, scale, unit[1] if unit else "")
-                    for piece, column, scale in self.names
+                    for piece, (column, scale) in self.names.items()
                     if piece in text and column not in taken
                 ),
                 None,

@@ -106,7 +106,8 @@ class LineDialect(Dialect):
         holds = causes.holds_up(text)
         fenced = "```" in text
         stated = any(piece in text for piece in setting_lines.STATED_PIECES)
-        self.device(text)
+        if "device" not in self.out.job.details and (found := setting_lines.device_in(text)):
+            self.out.job.details["device"] = found
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
         if setting_lines.packs(text):
@@ -180,13 +181,6 @@ class LineDialect(Dialect):
             raised = causes.exception(text)
             if raised:
                 self.out.end(raised)
-
-    def device(self, text: str) -> None:
-        """Note the accelerator that the text names, if the job has none yet."""
-        if "device" not in self.out.job.details:
-            found = setting_lines.device_in(text)
-            if found:
-                self.out.job.details["device"] = found
 
     def trained(self, text: str) -> None:
         """Note that only a part of the weights is trained, where a line of the text says so."""

@@ -13,49 +13,28 @@ from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect, Plain
 from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
-ENTRIES = (  # module:class
-    "json_documents:TPrimat",
-    "json_documents:TrainerState",
-    "json_documents:GoldenValues",
-    "json_documents:Autotuning",
-    "json_documents:Documents",
-    "nanotron:NanotronCSV",
-    "nanotron:Nanotron",
-    "deepspeed:SwissArmy",
-    "nemo:NeMo2",
-    "megatron:PrimusMegatron",
-    "megatron:MegatronBridge",
-    "megatron:MegatronDeepSpeed",
-    "megatron:GPTNeoX",
-    "megatron:MegatronLM",
-    "megatron:Progress",
-    "nemo:NeMo1",
-    "key_value:Nanochat",
-    "key_value:NanoGPT",
-    "key_value:Verl",
-    "key_value:Slime",
-    "key_value:OLMoCore",
-    "key_value:NeMoRL",
-    "nemo:NeMoAutomodel",
-    "pytorch:TorchTitan",
-    "key_value:PrimeRL",
-    "maxtext:MaxText",
-    "pytorch:Torchtune",
-    "litgpt:LitGPT",
-    "composer:Composer",
-    "mlperf:MLPerf",
-    "rows:Rows",
-    "hf_trainer:HFTrainer",
-    "deepspeed:DeepSpeed",
-    "nvidia_smi:NvidiaSMI",
-    "nvidia_smi:NvidiaDmon",
-    "nvidia_smi:DcgmiDmon",
-    "amd_smi:AMDSMICSV",
-    "amd_smi:AMDSMIMonitor",
-    "amd_smi:RocmSMICSV",
-    "amd_smi:RocmSMIText",
-    "kineto:Kineto",
-    "key_value:Pairs",
+_MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # with their classes
+    ("json_documents", ("TPrimat", "TrainerState", "GoldenValues", "Autotuning", "Documents")),
+    ("nanotron", ("NanotronCSV", "Nanotron")),
+    ("deepspeed", ("SwissArmy",)),
+    ("nemo", ("NeMo2", "NeMo1")),
+    ("megatron", ("PrimusMegatron", "MegatronBridge", "MegatronDeepSpeed", "GPTNeoX")),
+    ("megatron", ("MegatronLM", "Progress")),
+    ("key_value", ("Nanochat", "NanoGPT", "Verl", "Slime", "OLMoCore", "NeMoRL")),
+    ("nemo", ("NeMoAutomodel",)),
+    ("pytorch", ("TorchTitan", "Torchtune")),
+    ("key_value", ("PrimeRL",)),
+    ("maxtext", ("MaxText",)),
+    ("litgpt", ("LitGPT",)),
+    ("composer", ("Composer",)),
+    ("mlperf", ("MLPerf",)),
+    ("rows", ("Rows",)),
+    ("hf_trainer", ("HFTrainer",)),
+    ("deepspeed", ("DeepSpeed",)),
+    ("nvidia_smi", ("NvidiaSMI", "NvidiaDmon", "DcgmiDmon")),
+    ("amd_smi", ("AMDSMICSV", "AMDSMIMonitor", "RocmSMICSV", "RocmSMIText")),
+    ("kineto", ("Kineto",)),
+    ("key_value", ("Pairs",)),
 )
 
 
@@ -64,7 +43,8 @@ def dialects() -> tuple[type[Dialect], ...]:
     """Return every dialect, in the order in which they are tried."""
     return tuple(
         getattr(import_module(f"scalebook.logs.dialects.{module}"), name)
-        for module, name in (entry.split(":") for entry in ENTRIES)
+        for module, classes in _MODULES
+        for name in classes
     )
 
 

@@ -14,7 +14,6 @@ from scalebook.logs.ingest.rates import (
     AGREEMENT,
     finite,
     log_interval,
-    losses,
     medians,
     total_of,
     warnings_of,
@@ -30,6 +29,7 @@ from scalebook.store import Run
 
 _NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 _FITS = 0.02
+_AFTER = "Every step was trained; what came after them failed. {}."
 # Printed and recounted TFLOP/s that are closer than this agree.
 AGREES = AGREEMENT / 2
 
@@ -218,6 +218,13 @@ def packing(known: LogConfig) -> list[str]:
     ]
 
 
+_MEASURED = {  # of a run, by what a summary calls it
+    "step_seconds_median_of_rate": "step_seconds_median",
+    **{name: name for name in ("tokens_per_second", "tokens_per_second_per_gpu")},
+    "rate_reason": "throughput_reason",
+    **{name: name for name in ("mfu", "mfu_reason", "stalled_steps")},
+    "tokens_per_second_with_stalls": "tokens_per_second_with_stalls",
+}
 _MOST_STEPS = 100_000  # more are counted when the run is listed
 SIZES = (
     "world_size",
@@ -268,14 +275,6 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
-def _after(job: Job, status: str | None) -> list[str]:
-    """Return what failed behind the last step of a run that came to it."""
-    ending = job.ending
-    if status != "completed" or ending is None or ending.sentence is None:
-        return []
-    return [f"Every step was trained; what came after them failed. {ending.sentence}."]
-
-
 def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return the settings that nobody states and that the rate, or else MFU, needs."""
     averaged = numbers is not None and numbers.status in ("completed", "interrupted")
@@ -287,21 +286,6 @@ def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str
     return [name for name in needed if said.get(name) is None]
 
 
-def _rates(numbers: RunMetrics | None) -> dict[str, Any]:
-    """Return how fast the job was; None throughout where nothing could be measured."""
-    return {
-        "step_seconds_median_of_rate": numbers and numbers.step_seconds_median,
-        "tokens_per_second": numbers and numbers.tokens_per_second,
-        "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
-        "rate_reason": numbers and numbers.throughput_reason,
-        "void": numbers.reason if numbers and numbers.status == "void" else None,
-        "mfu": numbers and numbers.mfu,
-        "mfu_reason": numbers and numbers.mfu_reason,
-        "stalled_steps": numbers and numbers.stalled_steps,
-        "tokens_per_second_with_stalls": numbers and numbers.tokens_per_second_with_stalls,
-    }
-
-
 def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
     """Return the summary of a job; None is what its log does not say."""
     if "model" not in known.values:
@@ -309,11 +293,12 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         if model:
             known.put("model", model, "derived", "the one catalog model of these sizes")
     numbers = numbers_of(job, known)
-    first, last = losses(job)
+    losses = job.table.values("loss") or [None]
     status, reason = status_of(job) if kind == "training" else (None, None)
     tflops = recount(job, known)
     notes = packing(known)
     trace = object_of(job.details.get("breakdown"))
+    after = job.ending and job.ending.sentence
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -323,10 +308,11 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         "last_step": job.last_step,
         "log_interval": log_interval(job, known),
         **medians(job, known),
-        **_rates(numbers),
+        **{name: numbers and getattr(numbers, of) for name, of in _MEASURED.items()},
+        "void": numbers.reason if numbers and numbers.status == "void" else None,
         "missing": _missing(job, known, numbers) if kind == "training" else [],
-        "loss_first": first,
-        "loss_last": last,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
         "model": known.values.get("model"),
         **{name: known.size(name) for name in SIZES},
         "skipped_iterations": total_of(job, "skipped"),
@@ -341,7 +327,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
-            *_after(job, status),
+            *([_AFTER.format(after)] if status == "completed" and after else []),
             *([trace["reason"]] if trace.get("reason") else []),
             *notes,
         ],

@@ -328,19 +328,16 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConf
         IngestError: something supplied contradicts the file.
         CatalogError: a supplied model or platform is unknown.
     """
-    alone = observe(job)
-    if "trained" not in (*alone.values, *supplied) and job.dialect in _FINE_TUNERS:
-        alone.put("trained", "unknown", "derived", "this trainer trains adapters as well")
+    known = observe(job)
+    if "trained" not in (*known.values, *supplied) and job.dialect in _FINE_TUNERS:
+        known.put("trained", "unknown", "derived", "this trainer trains adapters as well")
     if not supplied:
-        return alone
+        return known
     for name, value in supplied.items():
-        if name == "trained" and value == "part" and alone.values.get(name) not in (None, "all"):
+        if name == "trained" and value == "part" and known.values.get(name) not in (None, "all"):
             continue  # the file says which part
-        if name in alone.values and alone.values[name] != value:
-            raise _contradiction(name, value, alone, where)
-    known = LogConfig(notes=list(alone.notes))
-    for name, value in alone.values.items():
-        known.put(name, value, alone.provenance[name], alone.origin.get(name, ""))
+        if name in known.values and known.values[name] != value:
+            raise _contradiction(name, value, known, where)
     for name, value in supplied.items():
         if name not in known.values:
             known.put(name, value, "supplied")

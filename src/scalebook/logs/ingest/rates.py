@@ -272,12 +272,6 @@ def _printed(job: Job, name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def losses(job: Job) -> tuple[float | None, float | None]:
-    """Return the first and the last loss that was printed."""
-    values = job.table.values("loss")
-    return (values[0], values[-1]) if values else (None, None)
-
-
 def total_of(job: Job, name: str) -> int | None:
     """Return the sum of a counter of windows, None where no record has it."""
     if name == "skipped" and job.skipped_in_all is not None:
