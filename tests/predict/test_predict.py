@@ -34,9 +34,9 @@ from scalebook.predict import (
     search,
     slower_than_parts,
 )
-from scalebook.predict.amounts import amounts, switches
+from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, StepSample, fit, least_squares
-from scalebook.predict.kinds import KINDS, Belief, machine
+from scalebook.predict.kinds import KINDS, Belief, machine, switches
 from scalebook.predict.known import KnownRate, configuration, known_rates
 from scalebook.predict.model import HELD_BEFORE, HELD_NOW, WRITTEN_BEFORE
 

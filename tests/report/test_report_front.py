@@ -19,7 +19,6 @@ from scalebook.cli import main
 from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
-from scalebook.predict.amounts import SWITCHES
 from scalebook.report import Places, build
 from scalebook.report.base import comparisons, sections
 from scalebook.report.base.frames import load
@@ -38,7 +37,7 @@ from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
 from scalebook.report.charts.theme import FAINT, PALETTE
 from scalebook.report.pages import curves_page, front, studies
-from scalebook.settings import SETTINGS
+from scalebook.settings import SETTINGS, SWITCHES
 from scalebook.store import write_json
 
 WHOLE: dict[str, Any] = {

@@ -378,7 +378,7 @@ def test_small_layers_are_replayed_as_a_graph_in_trainer_and_prediction(
     from training import small
 
     from scalebook.facts import catalog
-    from scalebook.predict.amounts import switches
+    from scalebook.predict.kinds import switches
     from scalebook.train.experts import grouped
     from scalebook.train.model.switches import resolve
     from scalebook.train.world import World

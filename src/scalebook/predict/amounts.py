@@ -19,36 +19,31 @@ from functools import partial
 from scalebook.config import RunConfig
 from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.facts.flops import (
-    attention_projections,
-    attention_width,
-    launches_limit,
-    padded_vocab_size,
-)
+from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
-from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
+from scalebook.parallelism import MOST_SINGLE_GRADIENTS
 from scalebook.predict.kinds import (
-    KERNELS,
     KINDS,
     Launches,
     MachineRates,
     believed,
+    in_transformer_engine,
     slowest_of,
+    switches,
     unsure,
     waits,
 )
-from scalebook.settings import SWITCHES
 
 Seconds = dict[str, float]  # by kind
 
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
 _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
-# Of the host for a layer's forward pass, whose kernels Python launches: 2.0 to 2.7 ms by the time
-# marks of 8 runs on H200 nodes that wait for it. The backward pass is launched from C++ and keeps
-# ahead. Vendors' engines have fewer and larger kernels: an assumption.
-_FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.0023, 0.0007
+# Of the host for a layer's kernels, each way: 1.9 to 2.2 ms by the time marks of 5 runs on H200s
+# that wait for it, the smallest in both passes. Vendors' engines have fewer: an assumption.
+_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.0020, 0.0007
+_KERNEL_SECONDS = 4e-6  # of a kernel in which it starts and ends, however small: an order of size
 # Of the host for a piece of a layer's overlapped collectives, each way: Python launches both.
 # 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
 _PIECES_LAUNCH_SECONDS = 0.00225
@@ -98,57 +93,6 @@ class Amounts:
     seconds: Mapping[str, float]
     idle: Mapping[str, float]  # of these, what the slowest stage waits for others (the bubble)
     unsure: Mapping[str, float]  # of these, the standard deviation as hosts differ
-
-
-def in_transformer_engine(config: RunConfig) -> bool:
-    """Return whether Transformer Engine's kernels compute the layers: always in FP8."""
-    return config.precision == "fp8" or config.layer_spec == "transformer_engine"
-
-
-def switches(
-    config: RunConfig, shape: ModelShape, ran: Mapping[str, object] | None = None
-) -> dict[str, bool]:
-    """Return which options are on: as a run recorded them, else as the trainer would decide."""
-    sharded = config.data_parallel_sharding
-    tensor = config.tensor_parallel_size > 1
-    spread = tensor and config.sequence_parallel
-    stages = config.pipeline_parallel_size > 1
-    engine = in_transformer_engine(config)
-    alone = experts_need_no_host(
-        shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
-    )
-    # train/model/switches.py holds these and more: it asks torch, which this must not import.
-    no_graph = bool(
-        (shape.moe and not (alone and (shape.mlp_bias or not shape.moe.router_bias)))
-        or config.offload_layers
-        or config.mtp_layers
-        or config.num_microbatches < 2
-        or config.fused_weight_gradient == "off"
-    )
-    graph = launches_limit(config, shape) and not (
-        stages or sharded == "full" or engine or no_graph
-    )
-    fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
-    auto = dict.fromkeys(SWITCHES, True) | {
-        "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
-        "grouped_gemm": shape.moe is not None,
-        "overlap_param_gather": sharded == "optimizer" and not stages,
-        # Pieces that Python launches are slower than whole collectives.
-        "overlap_tensor_parallel": graph and config.cuda_graph != "off" and spread,
-        "fused_activation": fusable or config.engine != "megatron",
-        "cuda_graph": graph,
-    }
-    found: dict[str, bool] = {}
-    for name in SWITCHES:
-        seen = (ran or {}).get(name)
-        asked = getattr(config, name)
-        decided = auto[name] if asked == "auto" else asked == "on"
-        found[name] = decided if seen is None else seen in ("on", True)
-    found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
-    between = shape.qk_norm or shape.mla is not None or shape.learned_positions or engine
-    turned = not between and shape.num_query_groups >= config.tensor_parallel_size
-    found["rotary_embedding"] &= turned and found["fused_rope"] and config.engine == "megatron"
-    return found | {"token_counts": alone and found["token_counts"]}
 
 
 def amounts(
@@ -253,20 +197,18 @@ class _Job:
         if self.on["cuda_graph"]:
             return []
         dense = sum(not is_moe(self.shape, one) for one in layers)
-        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "gemm_outputs", "attention", "elementwise")
-        # By the output layer the host has launched the layers.
+        # By the output layer the host has launched the layers; backward it hides launches.
         after = self.head() if number == self.config.pipeline_parallel_size - 1 else {}
-        busy = {kind: stage.get(kind, 0.0) - after.get(kind, 0.0) for kind in kinds}
+        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "gemm_outputs", "attention", "elementwise")
+        busy = {one: stage.get(one, 0.0) - after.get(one, 0.0) for one in (*kinds, "kernels")}
         third = believed(busy) / 3
+        each = _ENGINE_LAUNCH_SECONDS
         if self.own_kernels and self.on["overlap_tensor_parallel"]:
             each = self.config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS
-            return [(dense * each, third), (dense * each, 2 * third)]
-        each = _ENGINE_LAUNCH_SECONDS
-        if self.own_kernels:
-            each = _FORWARD_LAUNCH_SECONDS
+        elif self.own_kernels:
+            each = _LAUNCH_SECONDS - 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
             each -= 2 * _COMPILED_NORM_SECONDS * (self.shape.normalization == "layer")
-            each -= 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
-        return [(dense * each, third)]
+        return [(dense * each, third), (dense * each, 2 * third + believed(after))]
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""
@@ -298,10 +240,19 @@ class _Job:
     def layer(self, *, moe: bool) -> Seconds:
         """Return the work of one layer for one micro batch, except what depends on its stage."""
         total: Seconds = defaultdict(float)
-        for part in (self.products(moe=moe), self.attention(), self.pointwise(moe=moe)):
+        parts = self.products(moe=moe), self.attention(), self.pointwise(moe=moe)
+        for part in (*parts, self.communication(moe=moe)):
             _add(total, part)
-        _add(total, self.communication(moe=moe))
+        if self.machine.is_gpu:
+            total["kernels"] = self.kernels * _KERNEL_SECONDS
         return total
+
+    @property
+    def kernels(self) -> float:
+        """Kernels of a layer, both ways: products, attention, activation and sums; the rest."""
+        norms, turned = 2 + 2 * self.shape.qk_norm, 2 * (not self.shape.learned_positions)
+        forward, backward = 8 + norms + turned, 14 + 2 * norms + turned
+        return forward * (1 + self.config.again(self.shape.num_layers)) + backward
 
     @property
     def product_kind(self) -> str:
@@ -312,8 +263,7 @@ class _Job:
 
     def products(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
-        factor = shape.mlp_matrices
-        dense, experts = shape.ffn_hidden_size, 0.0
+        factor, dense, experts = shape.mlp_matrices, shape.ffn_hidden_size, 0.0
         if moe and shape.moe is not None:
             dense = shape.moe.shared_ffn_hidden_size
             # Tokens that a rank sends away come back from others: evenly loaded, it is its share.
@@ -329,7 +279,6 @@ class _Job:
         if shape.mla and "mla_up_proj" in config.recomputation.modules:
             elements += mla_up_elements(shape, shape.mla) / 3
         flops = 6 * self.tokens * elements / config.tensor_parallel_size
-        eight = config.precision == "fp8"
         precision = config.precision if config.precision in ("fp8", "fp32", "fp16") else "bf16"
         rate = self.machine.flops(precision)
         found = {self.product_kind: flops / rate}
@@ -339,7 +288,7 @@ class _Job:
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
         forward, backward = traffic.product_values(shape, config.tensor_parallel_size, dense)
         found |= self.written(forward * (1 + config.again(shape.num_layers, *inside)) + backward)
-        if eight:
+        if config.precision == "fp8":
             routed = shape.moe.top_k * shape.moe.ffn_hidden_size if experts and shape.moe else 0
             _add(found, self.casts(flops / rate, dense + routed, again))
         return found
@@ -387,8 +336,7 @@ class _Job:
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
         # Forward it is 2 of 7 products: the backward pass makes the scores again.
         flops *= 1 + config.again(shape.num_layers, "core_attn") * 2 / 7
-        name = "fp32" if config.precision == "fp32" else "bf16"
-        seconds = flops / self.machine.flops(name)
+        seconds = flops / self.machine.flops("fp32" if config.precision == "fp32" else "bf16")
         if self.machine.is_gpu:
             width = attention_width(shape) / shape.num_attention_heads
             usual = 1 + _EXPONENTIAL_WIDTH / _USUAL_WIDTH
@@ -407,8 +355,7 @@ class _Job:
         share = self.replicated
         wide = traffic.mlp_width(shape, tensor, share, moe=moe)
         forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
-        values = forward + backward
-        values += forward * config.again(shape.num_layers)
+        values = forward * (1 + config.again(shape.num_layers)) + backward
         modules = set(config.recomputation.modules)
         inside = {"moe", "moe_act"} if moe else {"mlp"}
         if config.recompute == "pointwise" or "layernorm" in modules:
@@ -439,13 +386,12 @@ class _Job:
         found: Seconds = {}
         ranks, each = config.tensor_parallel_size, self.element_bytes
         if ranks > 1:
-            spread = config.sequence_parallel
             size = communication.tensor_bytes(
                 shape,
                 ranks,
                 self.tokens,
                 element_bytes=each,
-                sequence_parallel=spread,
+                sequence_parallel=config.sequence_parallel,
                 again=config.again(shape.num_layers),
                 moe=moe,
             )
@@ -544,8 +490,7 @@ class _Job:
         count, memory = self.held(stage), self.machine.memory_bytes_per_second
         size = 4 if self.config.gradient_precision == "bf16" else 8
         found = {"gemm_traffic": (4 + size) * count.total / memory}
-        many = self.local_experts > MOST_SINGLE_GRADIENTS
-        if self.machine.is_gpu and self.own_kernels and many:
+        if self.machine.is_gpu and self.own_kernels and self.local_experts > MOST_SINGLE_GRADIENTS:
             found["expert_gradients"] = (2 + size) * count.expert / memory
         if self.machine.is_gpu and not self.on["fused_weight_gradient"]:
             found["fused_weight_gradient_off"] = 12 * count.total / memory
@@ -595,16 +540,14 @@ class _Job:
 
     @property
     def gradient_bytes(self) -> int:
-        config = self.config
-        return communication.gradient_bytes(config.precision, config.gradient_precision)
+        return communication.gradient_bytes(self.config.precision, self.config.gradient_precision)
 
     def hidden_behind(self, size: float, ranks: int, stride: int, busy: float) -> Seconds:
         """Return seconds to send bytes, split by whether ``busy`` seconds of work hide them."""
         if size == 0:  # one rank alone sends nothing
             return {}
         rate, crosses = self.link(ranks, stride)
-        place = "network" if crosses else "data"
-        seconds = size / rate
+        place, seconds = "network" if crosses else "data", size / rate
         shown = max(seconds - busy, min(_FIRST_BUCKET, 1.0) * seconds)
         return {f"{place}_exposed": shown, f"{place}_hidden": seconds - shown}
 

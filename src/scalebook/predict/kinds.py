@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from scalebook.facts.catalog.types import Accelerator
+from scalebook.config import RunConfig
+from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.flops import launches_limit
 from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.measure.probes import Probe
+from scalebook.parallelism import experts_need_no_host
+from scalebook.settings import SWITCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("expert_launch", "launches of experts' kernels", 1.0, 0.2),
         Kind("routing", "routing of tokens to experts", 1.5, 0.8),
         Kind("elementwise", "element-wise kernels", 1.25, 0.4),
+        Kind("kernels", "starts and ends of kernels", 1.0, 0.7),
         Kind("optimizer", "optimizer", 1.25, 0.4),
         Kind("step", "fixed time of a step", 1.0, 1.0),
         Kind("waiting", "waits for the slowest device", 1.0, 0.3),
@@ -92,6 +97,58 @@ KERNELS = {
     "rotary_embedding": "while_split",
     "token_counts": "device",
 }
+
+
+def in_transformer_engine(config: RunConfig) -> bool:
+    """Return whether Transformer Engine's kernels compute the layers: always in FP8."""
+    return config.precision == "fp8" or config.layer_spec == "transformer_engine"
+
+
+def switches(
+    config: RunConfig, shape: ModelShape, ran: Mapping[str, object] | None = None
+) -> dict[str, bool]:
+    """Return which options are on: as a run recorded them, else as the trainer would decide."""
+    sharded = config.data_parallel_sharding
+    tensor = config.tensor_parallel_size > 1
+    spread = tensor and config.sequence_parallel
+    stages = config.pipeline_parallel_size > 1
+    engine = in_transformer_engine(config)
+    alone = experts_need_no_host(
+        shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+    )
+    # train/model/switches.py holds these and more: it asks torch, which this must not import.
+    no_graph = bool(
+        (shape.moe and not (alone and (shape.mlp_bias or not shape.moe.router_bias)))
+        or config.offload_layers
+        or config.mtp_layers
+        or config.num_microbatches < 2
+        or config.fused_weight_gradient == "off"
+    )
+    graph = launches_limit(config, shape) and not (
+        stages or sharded == "full" or engine or no_graph
+    )
+    fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
+    auto = dict.fromkeys(SWITCHES, True) | {
+        "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
+        "grouped_gemm": shape.moe is not None,
+        "overlap_param_gather": sharded == "optimizer" and not stages,
+        # Pieces that Python launches are slower than whole collectives.
+        "overlap_tensor_parallel": graph and config.cuda_graph != "off" and spread,
+        "fused_activation": fusable or config.engine != "megatron",
+        "cuda_graph": graph,
+    }
+    found: dict[str, bool] = {}
+    for name in SWITCHES:
+        seen = (ran or {}).get(name)
+        asked = getattr(config, name)
+        decided = auto[name] if asked == "auto" else asked == "on"
+        found[name] = decided if seen is None else seen in ("on", True)
+    found |= {name: ran is None or ran.get(name) == now for name, now in KERNELS.items()}
+    between = shape.qk_norm or shape.mla is not None or shape.learned_positions or engine
+    turned = not between and shape.num_query_groups >= config.tensor_parallel_size
+    found["rotary_embedding"] &= turned and found["fused_rope"] and config.engine == "megatron"
+    return found | {"token_counts": alone and found["token_counts"]}
+
 
 COMMUNICATION = (
     *("tensor_exposed", "tensor_piece", "tensor_overlapped", "tensor_unhidden", "tensor_hidden"),
