@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.interchange import add_log_to
-from scalebook.cli.terminal import (
-    add_count,
-    add_repeated,
-    add_set,
-    add_settings,
-    add_text,
-    without,
-)
+from scalebook.cli.terminal import add_count, add_repeated, add_set, add_settings, add_text, without
 from scalebook.errors import ConfigError, LaunchError, unknown
 from scalebook.project import required_root
 from scalebook.running.container.images import ASKABLE
@@ -30,9 +23,7 @@ if TYPE_CHECKING:
     from scalebook.running.container.nested import ContainerRequest
 
 # Without --plan these change every run of the default plan; any other setting makes a single run.
-OVERRIDES = {
-    *("model", "engine", "nodes", "steps", "data", "profile_steps", "time_limit_seconds"),
-}
+OVERRIDES = {*("model", "engine", "nodes", "steps", "data", "profile_steps", "time_limit_seconds")}
 # These have flags with a meaning of their own in ``run``: --gpus is a limit, plans name strategies.
 OWN = ("platform", "world_size", "strategy")
 

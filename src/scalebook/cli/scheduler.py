@@ -175,10 +175,7 @@ def _slurm_options(options: argparse.Namespace) -> Options:
     from scalebook.scrub import is_secret
 
     container = slurm.chosen(
-        options.container,
-        options.image,
-        arguments=options.container_arg,
-        ask=not options.dry_run,
+        options.container, options.image, arguments=options.container_arg, ask=not options.dry_run
     )
     if not container.is_pinned:
         example = {"pyxis": "registry#name:sha256:...", "apptainer": "docker://name@sha256:..."}

@@ -289,11 +289,7 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
 
     with sweep.stop_on_signals(options.budget_seconds) as stop:
         return tuning.tune(
-            state,
-            _name(base),
-            run,
-            lambda: time.monotonic() - begin,
-            lambda: bool(stop.signals),
+            state, _name(base), run, lambda: time.monotonic() - begin, lambda: bool(stop.signals)
         )
 
 

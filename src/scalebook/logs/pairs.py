@@ -157,10 +157,6 @@ _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
 
 
-def _plain(key: str) -> str:
-    return re.sub("[-_ ]+", " ", key.lower())
-
-
 @cache
 def _columns() -> dict[str, tuple[str, float]]:
     """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
@@ -223,7 +219,7 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     line = behind if drawn else line
     total = _step_at(line, row) or (drawn and drawn[1])
     for key, text, unit in _named().findall(line):
-        column, scale = _columns()[_plain(key)]
+        column, scale = _columns()[re.sub("[-_ ]+", " ", key.lower())]
         row.setdefault(*cell(column, scaled(text.upper()) * scale, unit.lower()))
     if not row.keys() & RATES and (bare := _BARE.search(line)):
         row.setdefault(*cell("by_unit", scaled(bare[1].upper()), bare[2].lower()))

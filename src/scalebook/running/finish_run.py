@@ -186,12 +186,7 @@ def _record(
         command=_texts(launch.get("command")),
         schedule=schedule,
         differences=tuple(one.value() for one in differences),
-        notes=(
-            *of_files,
-            *(one.sentence() for one in differences),
-            *of_steps,
-            *scheduled,
-        ),
+        notes=(*of_files, *(one.sentence() for one in differences), *of_steps, *scheduled),
     )
 
 

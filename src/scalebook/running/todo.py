@@ -57,12 +57,7 @@ class Entry:
 
 
 def survey(
-    plan: Plan,
-    runs: Path,
-    devices: int | None = None,
-    rerun: bool = False,
-    *,
-    here: bool = True,
+    plan: Plan, runs: Path, devices: int | None = None, rerun: bool = False, *, here: bool = True
 ) -> tuple[Entry, ...]:
     """Return what to do about each run of a plan, in its order.
 

@@ -83,7 +83,9 @@ def _spread(role: str, best: Configuration, worst: Configuration) -> Markup:
 
 def _made_by(ends: tuple[Configuration, Configuration], commits: Commits) -> Iterator[Markup]:
     """Yield which commits of Scalebook a spread is of, where they are several or none is newest."""
-    fast, slow = ({commits[id_] for id_ in _ids(one) if id_ in commits} for one in ends)
+    fast, slow = (
+        {commits[row["run_id"]] for row in one.runs if row["run_id"] in commits} for one in ends
+    )
     if not fast or not slow:
         return
     if fast != slow:
@@ -98,10 +100,6 @@ def _made_by(ends: tuple[Configuration, Configuration], commits: Commits) -> Ite
 
 def _short(commits: Iterable[str]) -> Markup:
     return join(sorted(commit[:SHORT] for commit in commits))
-
-
-def _ids(one: Configuration) -> Iterator[str]:
-    return (row["run_id"] for row in one.runs)
 
 
 def _largest_total(ranked: list[Configuration], best: Configuration) -> Iterator[Markup]:

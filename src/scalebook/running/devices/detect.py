@@ -43,9 +43,7 @@ class Machine:
 
 
 def detect(
-    query: Runner = printed,
-    environment: Mapping[str, str] = os.environ,
-    sysfs: Path = Path("/sys"),
+    query: Runner = printed, environment: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys")
 ) -> Machine:
     """Return what this machine has; NVIDIA is asked before AMD, and a CPU is the rest."""
     lines = (line.strip() for line in (query(NVIDIA_QUERY) or "").splitlines())

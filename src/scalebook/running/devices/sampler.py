@@ -51,10 +51,7 @@ def asked(
     environment: Mapping[str, str] = os.environ,
 ) -> list[Row]:
     """Return what all visible devices of a vendor answer; nothing where they cannot be read."""
-    with (
-        suppress(SensorError),
-        closing(open_sensor(vendor, environment, None)) as sensor,
-    ):
+    with suppress(SensorError), closing(open_sensor(vendor, environment, None)) as sensor:
         return question(sensor)
     return []
 
