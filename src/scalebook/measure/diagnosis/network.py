@@ -128,9 +128,7 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
         return
     size = split.tensor_parallel_size // 2
     fewer = replace(
-        split,
-        tensor_parallel_size=size,
-        sequence_parallel=split.sequence_parallel and size > 1,
+        split, tensor_parallel_size=size, sequence_parallel=split.sequence_parallel and size > 1
     )
     changed = replace(found, parallelism=fewer)
     need = fits_with(changed, num_microbatches=batches // 2, measured=found)

@@ -79,10 +79,7 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     most = (max(steps.known(name), default=0.0) for name in ("allocated_gib", "reserved_gib"))
     peak = next((value for value in most if value > 0), None)
     why = text_of(record.environment.get("memory_reason")) or "No step recorded its memory"
-    return {
-        "peak_memory_gib": peak,
-        "peak_memory_reason": why if peak is None else None,
-    }
+    return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 
 
 def _rates(

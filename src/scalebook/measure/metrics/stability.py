@@ -17,12 +17,7 @@ from operator import mul
 from statistics import fmean
 from typing import Literal
 
-from scalebook.measure.metrics.autoregression import (
-    blocks,
-    effect,
-    largest_effect,
-    mean_posterior,
-)
+from scalebook.measure.metrics.autoregression import blocks, effect, largest_effect, mean_posterior
 
 MINIMUM_STEPS = 10  # fewer say nothing of how steady they are
 TOLERANCE = 0.01  # a drift or shift over the window, of the mean, that is only said
@@ -163,11 +158,7 @@ def _judge(start: int, found: _Course) -> Settled:
         return Settled(start, "too short", found.drift, independent=found.independent)
     changes = [abs(found.drift)] * drifts + [abs(found.shift)] * shifts
     return Settled(
-        start,
-        None,
-        max(changes, default=0.0),
-        drift=found.drift,
-        drift_error=found.drift_error,
+        start, None, max(changes, default=0.0), drift=found.drift, drift_error=found.drift_error
     )
 
 

@@ -453,14 +453,18 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
             "that may count. Measure for longer."
         )
     if settled.independent is not None:
-        enough = math.ceil(left / max(settled.independent, 0.1)) * 10  # worth ten independent ones
         return (
             f"Too short to say: steps resemble their neighbours so much that {left} of them are "
             f"worth {settled.independent:.1f}, and a drift of {percent} may be chance or not. "
-            f"Measure about {enough} steps."
+            f"Measure about {_enough(left, settled.independent)} steps."
         )
     steps = "step" if left == 1 else "steps"
     return (
         f"Too short to say: {left} {steps} after a warm-up of {start}; at least {MINIMUM_STEPS} "
         "are needed. Measure more steps."
     )
+
+
+def _enough(count: int, independent: float) -> int:
+    """Return steps that would be worth ten independent ones, rounded up to tens."""
+    return math.ceil(count * 10 / max(independent, 0.1) / 10) * 10
