@@ -144,8 +144,8 @@ def _markdown(text: str) -> Iterator[Sheet]:
             given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
             given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
-            alone = {key for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            given = {key: around[key] for key in alone} | given
+            only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
+            given = only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))

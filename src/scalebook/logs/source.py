@@ -341,10 +341,11 @@ class Unwrapped(Source):
     """
 
     where: str = "width"
+    _lines: list[str] | None = None
 
     def texts(self) -> Iterator[str]:
         """Yield the text; a line continues if it is full, had no room left or ends at a bar."""
-        lines = "".join(Source.texts(self)).split("\n")
+        self._lines = lines = self._lines or "".join(Source.texts(self)).split("\n")
         width = max(map(len, lines))
         words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
         if self.where == "width":

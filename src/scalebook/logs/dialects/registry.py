@@ -194,8 +194,8 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     if found.empty:
         bare = Source(path, bare=True)
         found = _read(path, bare, dialect or recognise(bare.texts()))
-    for where in ("width", "words", "bars"):
-        source = Unwrapped(path, where=where)
+    source = Unwrapped(path)
+    for source.where in ("width", "words", "bars"):
         text = "".join(source.texts())
         if source.joins or found.empty:
             again = _read(path, source, dialect or recognise([text]))

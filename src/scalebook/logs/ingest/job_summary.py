@@ -288,10 +288,8 @@ def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str
 
 def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
     """Return the summary of a job; None is what its log does not say."""
-    if "model" not in known.values:
-        model = catalog_match(known)
-        if model:
-            known.put("model", model, "derived", "the one catalog model of these sizes")
+    if "model" not in known.values and (model := catalog_match(known)):
+        known.put("model", model, "derived", "the one catalog model of these sizes")
     numbers = numbers_of(job, known)
     losses = job.table.values("loss") or [None]
     status, reason = status_of(job) if kind == "training" else (None, None)

@@ -127,7 +127,8 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
     microbatches = batch // (micro * parallelism.data_parallel_size)
     if microbatches < 1:
         return None
-    stated = [text_of(record.setting(name)) for name in ("precision", "gradient_precision")]
+    own, summed = (text_of(record.setting(name)) for name in ("precision", "gradient_precision"))
+    possible = dict.fromkeys(((own or "bf16", summed or "fp32"), (own or "fp32", summed or "bf16")))
     try:
         first, *others = (
             communication.estimate(
@@ -136,11 +137,11 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
                 micro_batch_size=micro,
                 num_microbatches=microbatches,
                 sequence_length=length,
-                precision=stated[0] or precision,
-                gradient_precision=stated[1] or gradients,
+                precision=precision,
+                gradient_precision=gradients,
                 recompute=recomputed(record) or communication.NOTHING_AGAIN,
             )
-            for precision, gradients in (("bf16", "fp32"), ("fp32", "bf16"))
+            for precision, gradients in possible
         )
         return first if all(one == first for one in others) else None
     except (ScalebookError, ArithmeticError, LookupError):
