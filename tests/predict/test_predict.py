@@ -880,6 +880,23 @@ def test_strong_scaling_without_a_batch_keeps_one_that_every_size_can_share(ask)
     assert all(row["tokens_per_second_per_gpu"] for row in found["strong"])
 
 
+def test_a_predicted_rate_says_how_long_training_takes_and_what_it_costs(ask, capsys) -> None:
+    stated = ("--tokens", "1T", "--price-per-gpu-hour", "2..3")
+    _, found = ask("--model", "llama3.1-8b", "--gpus", "8", *stated)
+    days, cost = (found["economics"][name] for name in ("training_days", "cost"))
+    for end, rate in (("value", "tokens_per_second_per_gpu"), ("low", "high"), ("high", "low")):
+        assert days[end] == pytest.approx(1e12 / (8 * found[rate]) / 86_400)
+    assert cost["value"] == pytest.approx(1e12 / found["tokens_per_second_per_gpu"] / 3600 * 2.5)
+    assert cost["high"] == pytest.approx(1e12 / found["low"] / 3600 * 3)
+    assert found["economics"]["energy"]["reason"] == "needs watts_per_gpu, pue"
+    sizes = ("--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8,16")
+    assert main(["predict", *sizes, *stated]) == 0
+    headers, first = capsys.readouterr().out.splitlines()[1:3]
+    assert headers.split()[-3:] == ["days", "cost", "note"]  # no energy: no power was stated
+    assert f"{days['value']:.4g} (" in first
+    assert "economics" not in ask("--model", "llama3.1-8b", "--gpus", "8")[1]
+
+
 def test_a_plan_is_answered_run_by_run(ask, root: Path) -> None:
     _, found = ask("--plan", str(root / "runs" / "plans" / "gpu_quick.toml"), "--gpus", "4")
     assert [one["config_hash"] for one in found["runs"]]

@@ -194,11 +194,21 @@ def _register_project(subparsers: Subparsers) -> None:
         "may be a range, such as 2.1..2.6. There are no default prices or powers."
     )
     _add_scaling(parser)
-    group = parser.add_argument_group("economics")
-    for name, text in INPUT_HELP.items():
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=stated_range, metavar="VALUE", help=text)
+    add_economics(parser, tuple(INPUT_HELP))
     add_json(parser)
+
+
+def add_economics(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Add the flags of these inputs of ``measure.economics``."""
+    group = parser.add_argument_group("economics")
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=stated_range, metavar="VALUE", help=INPUT_HELP[name])
+
+
+def stated_inputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Interval]:
+    """Return those of these inputs that the flags state."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -226,7 +236,7 @@ def project(options: argparse.Namespace) -> int:
     from scalebook.measure.scaling import table
 
     points = [*map(_point, options.point), *_result_points(options)]
-    stated = {name: value for name in INPUT_HELP if (value := getattr(options, name)) is not None}
+    stated = stated_inputs(options, tuple(INPUT_HELP))
     if not points and not stated:
         raise ClaimError("Nothing to project. Give --point or --results, or state --tokens etc.")
     if options.to and not points:
@@ -245,8 +255,7 @@ def project(options: argparse.Namespace) -> int:
     replies = answers(Inputs(**_with_projection(stated, found))) if stated else ()
     if options.json:
         values = {"projections": [*map(_projection_value, found)]}
-        economics = {reply.name: _answer_value(reply) for reply in replies}
-        print_json({"scaling": series, **values, "economics": economics})
+        print_json({"scaling": series, **values, "economics": answer_values(replies)})
     else:
         _print_project(series, found, replies)
     return 0
@@ -339,7 +348,7 @@ def _with_projection(
                 f"--gpus {number(gpus.low)} is not the size of --to {only.world_size}, whose rate "
                 "is taken. Leave out --gpus, project --to that size, or state --tokens-per-second."
             )
-        taken["tokens_per_second"] = Interval(low, high)
+        taken["tokens_per_second"] = Interval(low, high, only.tokens_per_second)
     return {**taken, **stated}
 
 
@@ -353,13 +362,18 @@ def _projection_value(item: Projection) -> dict[str, Any]:
     }
 
 
-def _answer_value(reply: Answer) -> dict[str, Any]:
+def answer_values(replies: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Return answers as JSON values by name, those without a range with the reason."""
     return {
-        "unit": reply.unit,
-        "low": reply.value.low if reply.value else None,
-        "high": reply.value.high if reply.value else None,
-        "reason": reply.reason,
-        "formula": reply.formula,
+        reply.name: {
+            "unit": reply.unit,
+            "value": reply.value.middle if reply.value else None,
+            "low": reply.value.low if reply.value else None,
+            "high": reply.value.high if reply.value else None,
+            "reason": reply.reason,
+            "formula": reply.formula,
+        }
+        for reply in replies
     }
 
 
@@ -383,7 +397,16 @@ def _print_project(
     for item in found:
         print(_projection_text(item))
     if replies:
-        print_table(("quantity", "value", "unit", "from"), map(_answer_row, replies))
+        print_answers(replies)
+
+
+def print_answers(replies: Sequence[Answer]) -> None:
+    """Print a table of answers, those without a value with what is missing."""
+    rows = (
+        (name, range_text(one), one["unit"], one["reason"] or one["formula"])
+        for name, one in answer_values(replies).items()
+    )
+    print_table(("quantity", "value", "unit", "from"), rows)
 
 
 def _projection_text(item: Projection) -> str:
@@ -398,10 +421,9 @@ def _projection_text(item: Projection) -> str:
     )
 
 
-def _answer_row(reply: Answer) -> tuple[str, str, str, str]:
-    if reply.value is None:
-        return reply.name, "-", reply.unit, reply.reason or ""
-    text = number(reply.value.low)
-    if not reply.value.exact:
-        text = f"{text} to {number(reply.value.high)}"
-    return reply.name, text, reply.unit, reply.formula
+def range_text(found: Mapping[str, Any]) -> str:
+    """Return one of ``answer_values`` in four digits, with its ends where it is not exact."""
+    if found["value"] is None:
+        return "-"
+    value, low, high = (number(float(f"{found[end]:.4g}")) for end in ("value", "low", "high"))
+    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"

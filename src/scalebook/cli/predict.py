@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
+from scalebook.cli.claims import (
+    INPUT_HELP,
+    add_economics,
+    answer_values,
+    print_answers,
+    range_text,
+    stated_inputs,
+)
 from scalebook.cli.terminal import (
     Subparsers,
     add_json,
@@ -29,11 +37,15 @@ from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
+    from scalebook.measure.economics import Answer
     from scalebook.predict import Prediction, Predictor
 
 _MOST_SIZES = 32  # of one curve
 _SHORT = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
-_HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
+_HEADERS = ("tokens/s/GPU", "low", "high", "s/step")
+_PREDICTED = ("tokens_per_second", "sequence_length", "gpus")
+_STATED = tuple(name for name in INPUT_HELP if name not in _PREDICTED and name[:6] != "other_")
+_PER_SIZE = {"training_days": "days", "cost": "cost", "energy": "kWh"}  # columns of several rates
 
 
 def register(subparsers: Subparsers) -> None:
@@ -49,6 +61,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")
     add_runs(parser, "runs to learn from")
     add_network(parser)
+    add_economics(parser, _STATED)
     add_json(parser)
 
 
@@ -82,11 +95,30 @@ def predict(options: argparse.Namespace) -> int:
     options.world_size = sizes[0] if sizes else None
     config = configuration(options)
     found = made.answer(config)
+    replies = _economics(options, config, plain(found))
     if options.json:
-        print_json(found)
-    else:
-        _print(config, found, made)
+        print_json(plain(found) | ({"economics": answer_values(replies)} if replies else {}))
+        return 0
+    _print(config, found, made)
+    if replies:
+        print_answers([one for one in replies if len(one.missing) < 2])
     return 0
+
+
+def _economics(
+    options: argparse.Namespace, config: RunConfig, found: dict[str, Any]
+) -> tuple[Answer, ...]:
+    """Return what training at a predicted rate takes, from what was stated; () if nothing was."""
+    from scalebook.measure.economics import Inputs, answers
+    from scalebook.measure.intervals import Interval, point
+
+    stated = stated_inputs(options, _STATED)
+    if not stated or found["tokens_per_second_per_gpu"] is None:
+        return ()
+    ends = (found[name] * config.world_size for name in ("low", "high", _SHORT[0]))
+    known = {"gpus": config.world_size, "sequence_length": config.sequence_length}
+    sizes = {name: point(float(value)) for name, value in known.items()}
+    return answers(Inputs(tokens_per_second=Interval(*ends), **sizes, **stated))
 
 
 def configuration(options: argparse.Namespace) -> RunConfig:
@@ -211,14 +243,14 @@ def _plan(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) 
     from scalebook.plan import load_plan
 
     loaded = load_plan(options.plan, platform=options.platform, world_size=max(sizes, default=None))
-    answers = [answer(made, planned.config) for planned in loaded.runs]
-    pairs = [*zip((planned.config for planned in loaded.runs), answers, strict=True)]
+    pairs = [(one.config, _row(options, made, one.config)) for one in loaded.runs]
     runs = [{"config_hash": config.config_hash(), **one} for config, one in pairs]
+    taken = _taken(runs)
     rows = (
-        (str(index), config.model, str(config.world_size), *_cells(one))
+        (str(index), config.model, str(config.world_size), *_cells(one, taken))
         for index, (config, one) in enumerate(pairs, start=1)
     )
-    headers = ("#", "model", "GPUs", *_HEADERS)
+    headers = ("#", "model", "GPUs", *_headers(taken))
     return show(options, {"name": loaded.name, "runs": runs}, headers, rows)
 
 
@@ -230,11 +262,29 @@ def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
         return {"tokens_per_second_per_gpu": None, "reason": str(error)}
 
 
-def _cells(found: dict[str, Any]) -> tuple[str, ...]:
+def _row(options: argparse.Namespace, made: Predictor, config: RunConfig) -> dict[str, Any]:
+    """Return the answer, with what training at its rate takes where something was stated."""
+    found = answer(made, config)
+    replies = _economics(options, config, found)
+    return found | ({"economics": answer_values(replies)} if replies else {})
+
+
+def _taken(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return which economics some of the answers have, as columns."""
+    known = [one["economics"] for one in found if "economics" in one]
+    return [name for name in _PER_SIZE if any(one[name]["value"] for one in known)]
+
+
+def _headers(taken: list[str]) -> tuple[str, ...]:
+    return (*_HEADERS, *(_PER_SIZE[name] for name in taken), "note")
+
+
+def _cells(found: dict[str, Any], taken: list[str]) -> tuple[str, ...]:
     if found["tokens_per_second_per_gpu"] is None:
-        return "-", "-", "-", "-", found["reason"]
+        return *("-" for _ in (*_SHORT, *taken)), found["reason"]
     note = "does not fit" if found["fits"] is False else ""
-    return *(number(found[name], 3) for name in _SHORT), note
+    economics = (range_text(found["economics"][name]) for name in taken)
+    return *(number(found[name], 3) for name in _SHORT), *economics, note
 
 
 def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:
@@ -254,15 +304,17 @@ def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]
             if scaling == "weak":
                 batch = first.global_batch_size * size // first.world_size
             options.world_size, options.global_batch_size = size, batch
-            one = answer(made, configuration(options))
+            one = _row(options, made, configuration(options))
             rows.append({"world_size": size, "global_batch_size": batch, **one})
     if options.json:
         print_json(found)
         return 0
     for scaling, rows in found.items():
         print(f"{scaling} scaling of {first.model} on {first.platform}")
+        taken = _taken(rows)
         cells = [
-            (str(row["world_size"]), str(row["global_batch_size"]), *_cells(row)) for row in rows
+            (str(row["world_size"]), str(row["global_batch_size"]), *_cells(row, taken))
+            for row in rows
         ]
-        print_table(("GPUs", "batch", *_HEADERS), cells)
+        print_table(("GPUs", "batch", *_headers(taken)), cells)
     return 0
