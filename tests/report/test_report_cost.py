@@ -51,9 +51,9 @@ def test_without_stated_inputs_answers_are_empty_and_say_what_they_need(two: Pat
     html = str(cost_page.calculator(data, Stated()))
     cost = re.search(r'<tr data-answer="cost">(.*?)</tr>', html)
     assert cost is not None
-    assert "needs: Tokens to train on; Price per GPU hour, on demand" in cost[1]
+    assert "needs: Price per GPU hour, on demand" in cost[1]
     assert 'class="num" data-value="–">–<' in cost[1]
-    assert "No price, power or token budget is stated" in words(cost_page.overview(data, Stated()))
+    assert "No price or power is stated" in words(cost_page.overview(data, Stated()))
 
 
 def test_stated_inputs_give_the_cost_by_hand(two: Path) -> None:
@@ -217,15 +217,30 @@ def test_a_hostile_run_id_stays_text(two: Path) -> None:
     assert "<img" not in str(cost_page.calculator(load(two), Stated()))
 
 
-def test_the_example_says_that_its_inputs_are_made_up_and_does_its_sum(root: Path) -> None:
-    text = cost_page.overview(load(root / "runs" / "examples"), Stated())._repr_markdown_()
-    assert "Example with made-up inputs" in text
-    best = (
-        load(root / "runs" / "examples")
-        .ranked.filter(pl.col("model") == "llama3.1-8b", pl.col("platform") != "cpu")[
-            "tokens_per_second"
-        ]
-        .max()
+def test_the_token_budget_takes_the_hours_of_the_fastest_runs(two: Path) -> None:
+    data = load(two)
+    found = cost_page.budgets(data, Stated())
+    hours = {row["run_id"]: row["gpu_hours"].middle for row in found}
+    # 32 samples of 2,048 tokens a step of 1 s and of 0.5 s, on 8 GPUs, for 1e12 tokens
+    assert hours == {name: pytest.approx(1e12 / 65536 * seconds / 3600 * 8, rel=0.01)
+        for name, seconds in (("m", 0.5), ("h", 1.0))}  # fmt: skip
+    said = words(cost_page.overview(data, Stated()))
+    assert re.search(
+        r"1 trillion tokens of Llama 3.1 8B take 1[67],\d{3} GPU hours \(.*?\) on MI300X in BF16, "
+        r"sequence 2,048 \( m \); 3[34],\d{3} GPU hours \(.*?\) on H100",
+        said,
     )
-    assert isinstance(best, float)
-    assert f"take {1e11 / best / 86400:.2f} (" in text
+    assert 'data-key="cost"' not in str(cost_page.budget_table(found))  # no price was stated
+    (two / "economics.toml").write_text('tokens = "2T"\n[h100]\nprice_per_gpu_hour = 2.5\n')
+    priced = cost_page.budgets(data, read_stated(two))
+    (cost,) = (row["cost"] for row in priced if row["run_id"] == "h")
+    assert cost.middle == pytest.approx(2 * hours["h"] * 2.5)
+    assert 'data-key="cost"' in str(cost_page.budget_table(priced))
+
+
+def test_the_first_layers_of_a_model_have_no_token_budget(tmp_path: Path) -> None:
+    write_run(
+        tmp_path, "p", config(platform="h100", **JOB | {"model": "llama3.1-8b@8"}), device=H100
+    )
+    assert cost_page.budgets(load(tmp_path), Stated()) == []
+    assert cost_page.budget_table([]) is None

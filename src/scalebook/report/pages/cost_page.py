@@ -16,7 +16,17 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.report.base import comparisons
 from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
-from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, share, table, text
+from scalebook.report.base.html_tables import (
+    RAN,
+    RUN,
+    WORLD,
+    Column,
+    Row,
+    plain,
+    share,
+    table,
+    text,
+)
 from scalebook.report.base.markup import (
     Markup,
     bullets,
@@ -29,7 +39,6 @@ from scalebook.report.base.markup import (
     to_copy,
 )
 from scalebook.report.base.naming import (
-    devices,
     model_title,
     platform_title,
     precision_title,
@@ -40,7 +49,7 @@ from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
 from scalebook.report.charts.rate_charts import energy_bars
 
-EXAMPLE_PRICE = 2.5  # per GPU hour in no currency, of nobody
+BUDGET = point(1e12)  # tokens, where nobody stated how many
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
 LABELS = {
     "tokens": "Tokens to train on (1T, 300B)",
@@ -65,15 +74,15 @@ LABELS = {
 
 def choices(data: ReportData) -> tuple[Row, ...]:
     """Return the runs to calculate with: the best of each group, whole models, first."""
+    return tuple(_ranked(data).head(MOST_RUNS).iter_rows(named=True))
+
+
+def _ranked(data: ReportData) -> pl.DataFrame:
     runs = data.completed.filter(pl.col("rate").is_not_null(), pl.col("world_size").is_not_null())
     place = pl.int_range(pl.len()).over("group")
     order = ("place", PROXY, pl.col("platform") == "cpu", -pl.len().over("model").cast(pl.Int64))
-    ranked = (
-        runs.with_columns(place=place)
-        .sort(*order, -pl.col("rate"), maintain_order=True)
-        .head(MOST_RUNS)
-    )
-    return tuple(ranked.iter_rows(named=True))
+    ranked = runs.with_columns(place=place)
+    return ranked.sort(*order, -pl.col("rate"), maintain_order=True)
 
 
 def rate_of(row: Row) -> Interval:
@@ -105,39 +114,72 @@ def overview(data: ReportData, stated: Stated) -> Markup:
     else:
         items.append(
             Markup(
-                "No price, power or token budget is stated with the runs, so cost, time, energy "
-                "and carbon stay empty until you type them below. A file "
-                "<code>economics.toml</code> in the folder of runs states them for every reader."
+                "No price or power is stated with the runs, so cost, energy and carbon stay empty "
+                "until you type them below. A file <code>economics.toml</code> in the folder of "
+                "runs states them, and a budget of tokens, for every reader."
             )
         )
-    items += _example(data)
+    items = [*budget_sentence(budgets(data, stated)), *items]
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
     return bullets([*items, *energy_findings(data)]) + sample
 
 
-def _example(data: ReportData) -> Iterator[Markup]:
-    """Yield a small training at a made-up price, on the best of the whole model that ran most."""
-    runs = data.ranked.filter(~PROXY, pl.col("platform") != "cpu", pl.col("world_size") > 0)
-    ordered = runs.sort(pl.len().over("model"), "tokens_per_second_per_gpu", descending=True)
-    for row in ordered.head(1).iter_rows(named=True):
-        made_up = {"tokens": point(1e11), "price_per_gpu_hour": point(EXAMPLE_PRICE)}
-        found = {
-            one.name: one.value for one in answers(replace(inputs_of(row, Stated()), **made_up))
-        }
-        words = (
-            "<strong>Example with made-up inputs</strong>: 100 billion tokens of {} in {} on {} "
-            "({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
-        )
-        days, cost = (shown(found[name]) for name in ("training_days", "cost"))
-        yield Markup(words).format(
-            model_title(row["model"]),
+def budgets(data: ReportData, stated: Stated) -> list[dict[str, Any]]:
+    """Return what the token budget takes in the best run of each group: whole models on GPUs.
+
+    ``gpu_hours``, ``training_days``, ``cost`` (None without a price) are intervals, ``tokens`` too.
+    """
+    whole = ~(PROXY | pl.col("model").str.starts_with(TINY))
+    best = _ranked(data).filter(whole, pl.col("platform") != "cpu", pl.col("place") == 0)
+    found: list[dict[str, Any]] = []
+    for row in best.head(MOST_RUNS).iter_rows(named=True):
+        inputs = _with_budget(inputs_of(row, stated))
+        taken = {one.name: one.value for one in answers(inputs)}
+        joules = row["energy_joules_per_token"]
+        energy = joules * inputs.tokens.middle / 3.6e9 if joules and inputs.tokens else None
+        found.append({**row, **taken, "tokens": inputs.tokens, "megawatt_hours": energy})
+    return found
+
+
+def _with_budget(inputs: Inputs) -> Inputs:
+    return replace(inputs, tokens=inputs.tokens or BUDGET)
+
+
+def budget_sentence(found: Sequence[Row]) -> Iterator[Markup]:
+    """Yield the GPU hours of the model that ran most, by device and precision."""
+    first = [row for row in found if row["model"] == found[0]["model"]]
+    least = {(row["platform"], row["precision"]): row for row in reversed(first)}
+    taken = [
+        Markup("{} on {} in {}, sequence {} ({})").format(
+            shown(row["gpu_hours"], " GPU hours"),
+            platform_title(row["platform"]),
             precision_title(row["precision"]),
-            devices(row),
+            number(row["sequence_length"]),
             run_link(row["run_id"]),
-            days,
-            cost,
-            EXAMPLE_PRICE,
         )
+        for row in sorted(least.values(), key=lambda row: row["gpu_hours"].middle)
+    ]
+    if taken:
+        words = "<strong>{} trillion tokens of {}</strong> take {}, at the fastest measured rates."
+        trillions = written(first[0]["tokens"] * point(1e-12))
+        yield Markup(words).format(trillions, model_title(first[0]["model"]), join(taken, "; "))
+
+
+def budget_table(found: Sequence[Row]) -> Markup | None:
+    """Return what the token budget takes, run by run; nothing without a whole model on GPUs."""
+    columns = [
+        *(RUN, RAN, WORLD),
+        _budget_column("gpu_hours", "GPU hours"),
+        _budget_column("training_days", "Days"),
+        plain("megawatt_hours", "Energy", "MWh", hint="of the devices of the run, as measured"),
+    ]
+    if any(row["cost"] for row in found):
+        columns.append(_budget_column("cost", "Cost", "at the stated price"))
+    return table(found, columns, "budget") if found else None
+
+
+def _budget_column(key: str, label: str, hint: str = "") -> Column:
+    return Column(key, label, lambda row: shown(row[key]), hint=hint)
 
 
 def calculator(data: ReportData, stated: Stated) -> Markup:
@@ -145,7 +187,7 @@ def calculator(data: ReportData, stated: Stated) -> Markup:
     runs = choices(data)
     if not runs:
         return paragraphs("No run has a throughput to calculate with.")
-    first = inputs_of(runs[0], stated)
+    first = _with_budget(inputs_of(runs[0], stated))
     found = answers(first)
     payload = {
         "runs": [_choice(row, stated) for row in runs],
@@ -230,13 +272,13 @@ def _label(name: str) -> str:
     return LABELS[name].partition(" (")[0]
 
 
-def shown(value: Interval | None) -> str:
+def shown(value: Interval | None, unit: str = "") -> str:
     """Return an answer and its range in four digits, which no price or rate exceeds."""
     if value is None:
         return NONE
     ends = (value.middle, value.low, value.high)
     middle, low, high = (number(float(f"{end:.4g}"), 4) for end in ends)
-    return middle if value.exact else f"{middle} ({low} to {high})"
+    return f"{middle}{unit}" if value.exact else f"{middle}{unit} ({low} to {high})"
 
 
 def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
