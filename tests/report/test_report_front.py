@@ -143,7 +143,7 @@ def test_each_kind_of_plan_has_its_verdict_with_its_interval_and_its_chart(
     tmp_path: Path, kind: str
 ) -> None:
     few(tmp_path, kind)
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan == f"my-{kind}"]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans == (f"my-{kind}",)]
     assert (found.kind, found.question) == (kind, "Is it so?")
     verdict = found.verdict.striptags().replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(SAID[kind], verdict), verdict
@@ -159,14 +159,14 @@ def test_a_committed_question_has_the_form_of_answer_that_its_plan_names_today(
     for question, kind in (("Is it so?", "prediction"), ("Was it so?", "experts")):
         plans = {"my-experts": ("prediction", question)}
         monkeypatch.setattr(studies, "_committed", lambda plans=plans: plans)
-        (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+        (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
         assert found.kind == kind
 
 
 def test_tuning_of_one_layout_tells_its_micro_batches_apart(tmp_path: Path) -> None:
     wrote(tmp_path, "one", "tune", 14.0)
     wrote(tmp_path, "two", "tune", 12.0, micro_batch_size=2)
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
     said = found.verdict.striptags()
     assert re.match(
         "DP8, micro batch 2 is fastest for sequence 8,192: .* against micro batch 1", said
@@ -175,7 +175,7 @@ def test_tuning_of_one_layout_tells_its_micro_batches_apart(tmp_path: Path) -> N
 
 def test_a_map_marks_the_place_where_memory_ran_out(tmp_path: Path) -> None:
     few(tmp_path, "map")
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
     assert found.answer
     assert '<td class="out">memory</td>' in found.answer.chart
 
@@ -184,7 +184,7 @@ def test_three_sizes_show_what_their_law_says_of_twice_the_largest(tmp_path: Pat
     for size in (1, 2, 4):
         batch = {"world_size": size, "global_batch_size": 16 * size}
         wrote(tmp_path, f"on-{size}", "scaling", 12.0 + size / 10, **batch)
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
     assert found.answer
     rows = re.findall(r"<li>.*?</li>", found.answer.chart, re.DOTALL)
     assert ["predicted" in row for row in rows] == [False, False, False, True]
@@ -192,9 +192,36 @@ def test_three_sizes_show_what_their_law_says_of_twice_the_largest(tmp_path: Pat
     assert "by a fitted law" in rows[-1]
 
 
+def test_plans_that_ask_the_same_question_are_one_study(tmp_path: Path) -> None:
+    for size in (1, 2, 4):
+        batch = {"world_size": size, "global_batch_size": 16 * size}
+        schedule = {"plan": f"part-{size}", "kind": "scaling", "question": "How far does it scale?"}
+        write_run(
+            tmp_path, f"on-{size}", config(**WHOLE | batch), seconds=12 + size / 10, device=H100,
+            schedule=schedule,
+        )  # fmt: skip
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
+    assert set(found.plans) == {"part-1", "part-2", "part-4"}
+    assert found.answer and set(found.answer.run_ids) == {"on-1", "on-2", "on-4"}
+
+
+def test_a_study_without_an_answer_comes_last(tmp_path: Path) -> None:
+    wrote(tmp_path, "single", "headline")
+    wrote(tmp_path, "lonely", "scaling")
+    for size in (1, 2):
+        batch = {"world_size": size, "global_batch_size": 16 * size}
+        write_run(
+            tmp_path, f"on-{size}", config(**WHOLE | batch), seconds=12, device=H100,
+            schedule={"plan": "later", "kind": "scaling", "question": "And later?"},
+        )  # fmt: skip
+    kinds = [(one.kind, one.answer is None) for one in studies.studies(load(tmp_path))]
+    assert kinds == sorted(kinds, key=lambda one: one[1])
+    assert kinds[-1] == ("scaling", True)
+
+
 def test_a_plan_whose_runs_answer_nothing_keeps_its_question(tmp_path: Path) -> None:
     wrote(tmp_path, "single", "scaling")
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
     assert found.answer is None
     said = found.verdict.replace("\N{NO-BREAK SPACE}", " ")
     assert said == "Its 1 run does not answer this yet: that takes rates at two numbers of GPUs."
@@ -203,8 +230,8 @@ def test_a_plan_whose_runs_answer_nothing_keeps_its_question(tmp_path: Path) -> 
 def test_a_record_without_a_kind_has_that_of_the_committed_plan_of_its_name(tmp_path: Path) -> None:
     made = config(**WHOLE)
     write_run(tmp_path, "old", made, seconds=12, device=H100, schedule={"plan": "headline"})
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
-    assert (found.kind, found.plan) == ("headline", "headline")
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
+    assert (found.kind, found.plans) == ("headline", ("headline",))
     assert found.question.startswith("Which platform trains the whole Llama 3.1 8B fastest")
 
 
@@ -414,9 +441,9 @@ def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: P
         write_run(
             tmp_path, name, made, seconds=12, device=H100, schedule={"kind": ["x"], "plan": 3}
         )
-    assert [(one.kind, one.plan) for one in studies.studies(load(tmp_path))] == [
-        ("headline", ""),
-        ("strategies", ""),
+    assert [(one.kind, one.plans) for one in studies.studies(load(tmp_path))] == [
+        ("headline", ()),
+        ("strategies", ()),
     ]
 
 
@@ -454,7 +481,7 @@ def test_an_axis_of_values_six_times_apart_is_logarithmic_and_says_so(
 def test_experts_of_different_models_are_compared_by_their_mfu(tmp_path: Path) -> None:
     few(tmp_path, "experts")
     wrote(tmp_path, "one", "experts", 3.0, model="mixtral-8x7b@1", expert_parallel_size=8)
-    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plans]
     rows = {row["model"]: row for row in load(tmp_path).completed.to_dicts()}
     whole, layer = rows["mixtral-8x7b"], rows["mixtral-8x7b@1"]
     assert layer["tokens_per_second_per_gpu"] > whole["tokens_per_second_per_gpu"]
@@ -662,7 +689,7 @@ def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:
 def test_a_kind_of_study_has_a_second_card_after_one_of_each_kind() -> None:
     def study(kind: str, name: str, *run_ids: str) -> studies.Study:
         answer = studies.StudyAnswer(Markup("An answer."), Markup(""), run_ids)
-        return studies.Study(kind, "", name, run_ids, answer)
+        return studies.Study(kind, (), name, run_ids, answer)
 
     asked = [
         study("map", "MAP", "e"), study("precision", "PART", "a", "b"),

@@ -155,7 +155,7 @@ def index(data: frames.ReportData, files: Mapping[str, list[str]], left_out: int
         "studies": [
             {
                 "kind": one.kind,
-                "plan": one.plan or None,
+                "plan": ", ".join(one.plans) or None,
                 "question": one.question,
                 "sentence": one.verdict.striptags(),
                 "run_ids": list(one.run_ids),

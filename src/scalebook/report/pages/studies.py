@@ -33,7 +33,7 @@ from scalebook.report.base.comparisons import (
     side_name,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Markup, paragraphs, run_link
+from scalebook.report.base.markup import Markup, join, paragraphs, run_link
 from scalebook.report.base.naming import (
     has_experts,
     headed,
@@ -98,7 +98,7 @@ class Study:
     """A question with its answer; ``answer`` is None where its runs do not answer it yet."""
 
     kind: str
-    plan: str  # empty where runs formed the study by what they share
+    plans: tuple[str, ...]  # none where runs formed the study by what they share
     question: str
     run_ids: tuple[str, ...]
     answer: StudyAnswer | None
@@ -135,20 +135,23 @@ class _Runs:
 
 
 def studies(data: ReportData) -> tuple[Study, ...]:
-    """Return the studies of a report in the order of KINDS, those of plans first in each kind."""
+    """Return the studies of a report in the order of KINDS, those without an answer last.
+
+    Plans of a kind that ask the same question are one study; those that ask none are one each.
+    """
     held, every = records(data), ranked(data)
     planned: dict[tuple[str, str], list[RunRecord]] = {}
     for record in held.values():
-        plan = record.schedule.get("plan")
-        asked, question = _committed().get(str(plan), ("", ""))
+        plan, question = record.schedule.get("plan"), record.schedule.get("question")
+        asked, committed = _committed().get(str(plan), ("", ""))
         kind = record.schedule.get("kind")
-        kind = asked if not kind or question == record.schedule.get("question") else kind
+        kind = asked if not kind or committed == question else kind
         if kind in KINDS and isinstance(plan, str):
-            planned.setdefault((kind, plan), []).append(record)
-    found = [_planned(data, every, *key, same) for key, same in planned.items()]
+            planned.setdefault((kind, str(question or committed or plan)), []).append(record)
+    found = [_planned(data, every, kind, same) for (kind, _), same in planned.items()]
     taken = {run_id for one in found for run_id in one.run_ids}
     found += _formed(data, every, [run_id for run_id in held if run_id not in taken])
-    return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
+    return tuple(sorted(found, key=lambda one: (one.answer is None, KINDS.index(one.kind))))
 
 
 @lru_cache(maxsize=1)
@@ -166,16 +169,15 @@ def _committed() -> Mapping[str, tuple[str, str]]:
     return found
 
 
-def _planned(
-    data: ReportData, every: Sequence[Row], kind: str, plan: str, same: Sequence[RunRecord]
-) -> Study:
+def _planned(data: ReportData, every: Sequence[Row], kind: str, same: Sequence[RunRecord]) -> Study:
     run_ids = tuple(record.run_id for record in same)
+    plans = tuple(dict.fromkeys(str(record.schedule["plan"]) for record in same))
     asked = [record.schedule.get("question") for record in same]
-    asked += [_committed().get(plan, ("", ""))[1]]
+    asked += [_committed().get(plan, ("", ""))[1] for plan in plans]
     question = next((text for text in asked if isinstance(text, str) and text), QUESTIONS[kind])
     for model in {str(record.setting("model")) for record in same}:
         question = question.replace(model, model_title(model))
-    return Study(kind, plan, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
+    return Study(kind, plans, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
 
 
 def _formed(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> Iterator[Study]:
@@ -183,7 +185,7 @@ def _formed(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> I
     for kind in FORMED:
         answer = _ANSWERS[kind](runs)
         if answer is not None:
-            yield Study(kind, "", QUESTIONS[kind], answer.run_ids, answer)
+            yield Study(kind, (), QUESTIONS[kind], answer.run_ids, answer)
 
 
 def _chosen(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> _Runs:
@@ -613,7 +615,8 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
     columns = (*tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.TOKENS)
     shown = tables.table(rows, columns, f"study-{number}")
-    origin = Markup("Plan <code>{}</code>. ").format(one.plan) if one.plan else ""
+    plans = join([Markup("<code>{}</code>").format(plan) for plan in one.plans], ", ")
+    origin = Markup("Plan {}. ").format(plans) if plans else ""
     return Markup(
         '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
         '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
