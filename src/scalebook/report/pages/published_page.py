@@ -249,7 +249,7 @@ def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
 
 
 def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Markup:
-    """Return the table of all comparable results, ours first."""
+    """Return the table of all comparable results, ours first and of these whole models."""
 
     def mfu(row: Row) -> Markup:
         why = Markup('<span title="{}">{}</span>')
@@ -258,7 +258,8 @@ def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Markup:
     rows = [row for row in (*ours, *others) if row["tflops"] is not None]
     rows.sort(
         key=lambda row: (
-            row["source"] == "published", str(row["model"]), str(row["accelerator"]), -row["tflops"]
+            row["source"] == "published", not is_whole(row),
+            str(row["model"]), str(row["accelerator"]), -row["tflops"],
         )
     )  # fmt: skip
     columns = (
