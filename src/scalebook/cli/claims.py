@@ -10,6 +10,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebook.cli.predict import (
+    INPUT_HELP,
+    add_economics,
+    answer_values,
+    print_answers,
+    stated_inputs,
+)
 from scalebook.cli.terminal import (
     Subparsers,
     add_count,
@@ -38,35 +45,6 @@ _CHOSEN = ("model", "platform", "precision")  # by a flag, of the runs in --resu
 SERIES = (*(name for name in named("group") if name != "world_size"), "accelerator", "strategy")
 # The same in one series as well; a run that names none may be of any.
 SPLIT = (*PARALLEL_SIZES, "micro_batch_size", "packed_documents")
-INPUT_HELP = {
-    "tokens": "tokens to train on, such as 1T",
-    "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
-    "sequence_length": "tokens per sample",
-    "gpus": "GPUs of the job (default: --to)",
-    "price_per_gpu_hour": "on-demand price per GPU-hour",
-    "spot_price_per_gpu_hour": "spot price per GPU-hour",
-    "reserved_price_per_gpu_hour": "reserved price per GPU-hour",
-    "storage_tb": "TB held while training runs: data, checkpoints",
-    "price_per_tb_month": "price of storage per TB and month",
-    "transferred_tb": "TB sent over a network that is charged for",
-    "price_per_transferred_tb": "price per TB sent",
-    "preemption_overhead": "extra time lost to preemptions, such as 5%%",
-    "watts_per_gpu": "mean watts per GPU, with its share of the node",
-    "pue": "power usage effectiveness of the site",
-    "grid_kg_per_kwh": "kg CO2e per kWh",
-    "other_tokens_per_second": "tokens/s of a second platform, for the break-even price",
-    "other_gpus": "GPUs of the second platform",
-}
-
-
-def stated_range(text: str) -> Interval:
-    """Return a number or a range, as an argument type."""
-    from scalebook.measure.economics import read_range
-
-    try:
-        return read_range(text)
-    except ClaimError as error:
-        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def register(subparsers: Subparsers) -> None:
@@ -196,19 +174,6 @@ def _register_project(subparsers: Subparsers) -> None:
     _add_scaling(parser)
     add_economics(parser, tuple(INPUT_HELP))
     add_json(parser)
-
-
-def add_economics(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Add the flags of these inputs of ``measure.economics``."""
-    group = parser.add_argument_group("economics")
-    for name in names:
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=stated_range, metavar="VALUE", help=INPUT_HELP[name])
-
-
-def stated_inputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Interval]:
-    """Return those of these inputs that the flags state."""
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -362,21 +327,6 @@ def _projection_value(item: Projection) -> dict[str, Any]:
     }
 
 
-def answer_values(replies: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Return answers as JSON values by name, those without a range with the reason."""
-    return {
-        reply.name: {
-            "unit": reply.unit,
-            "value": reply.value.middle if reply.value else None,
-            "low": reply.value.low if reply.value else None,
-            "high": reply.value.high if reply.value else None,
-            "reason": reply.reason,
-            "formula": reply.formula,
-        }
-        for reply in replies
-    }
-
-
 def _print_project(
     series: ScalingTable | None, found: list[Projection], replies: tuple[Answer, ...]
 ) -> None:
@@ -400,15 +350,6 @@ def _print_project(
         print_answers(replies)
 
 
-def print_answers(replies: Sequence[Answer]) -> None:
-    """Print a table of answers, those without a value with what is missing."""
-    rows = (
-        (name, range_text(one), one["unit"], one["reason"] or one["formula"])
-        for name, one in answer_values(replies).items()
-    )
-    print_table(("quantity", "value", "unit", "from"), rows)
-
-
 def _projection_text(item: Projection) -> str:
     if item.tokens_per_second is None or item.low is None:
         return f"{item.world_size} GPUs: no projection. {item.reason}"
@@ -419,11 +360,3 @@ def _projection_text(item: Projection) -> str:
         f"{number(item.low, 6)} {high}), {item.scaling_efficiency:.1%} of the base's rate per GPU, "
         f"{where} the measured range."
     )
-
-
-def range_text(found: Mapping[str, Any]) -> str:
-    """Return one of ``answer_values`` in four digits, with its ends where it is not exact."""
-    if found["value"] is None:
-        return "-"
-    value, low, high = (number(float(f"{found[end]:.4g}")) for end in ("value", "low", "high"))
-    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"

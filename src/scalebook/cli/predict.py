@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
-from scalebook.cli.claims import (
-    INPUT_HELP,
-    add_economics,
-    answer_values,
-    print_answers,
-    range_text,
-    stated_inputs,
-)
 from scalebook.cli.terminal import (
     Subparsers,
     add_json,
@@ -32,18 +24,38 @@ from scalebook.cli.terminal import (
     print_table,
     show,
 )
-from scalebook.errors import ConfigError, ScalebookError
+from scalebook.errors import ClaimError, ConfigError, ScalebookError
 from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.measure.economics import Answer
+    from scalebook.measure.intervals import Interval
     from scalebook.predict import Prediction, Predictor
 
 _MOST_SIZES = 32  # of one curve
 _SHORT = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
 _HEADERS = ("tokens/s/GPU", "low", "high", "s/step")
 _PREDICTED = ("tokens_per_second", "sequence_length", "gpus")
+INPUT_HELP = {
+    "tokens": "tokens to train on, such as 1T",
+    "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
+    "sequence_length": "tokens per sample",
+    "gpus": "GPUs of the job (default: --to)",
+    "price_per_gpu_hour": "on-demand price per GPU-hour",
+    "spot_price_per_gpu_hour": "spot price per GPU-hour",
+    "reserved_price_per_gpu_hour": "reserved price per GPU-hour",
+    "storage_tb": "TB held while training runs: data, checkpoints",
+    "price_per_tb_month": "price of storage per TB and month",
+    "transferred_tb": "TB sent over a network that is charged for",
+    "price_per_transferred_tb": "price per TB sent",
+    "preemption_overhead": "extra time lost to preemptions, such as 5%%",
+    "watts_per_gpu": "mean watts per GPU, with its share of the node",
+    "pue": "power usage effectiveness of the site",
+    "grid_kg_per_kwh": "kg CO2e per kWh",
+    "other_tokens_per_second": "tokens/s of a second platform, for the break-even price",
+    "other_gpus": "GPUs of the second platform",
+}
 _STATED = tuple(name for name in INPUT_HELP if name not in _PREDICTED and name[:6] != "other_")
 _PER_SIZE = {"training_days": "days", "cost": "cost", "energy": "kWh"}  # columns of several rates
 
@@ -69,6 +81,29 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     """Add ``--network-gbps``."""
     text = "Gbit/s per GPU between nodes (default: the catalog's for the platform)"
     parser.add_argument("--network-gbps", type=positive, metavar="GBPS", help=text)
+
+
+def add_economics(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Add the flags of these inputs of ``measure.economics``."""
+    group = parser.add_argument_group("economics")
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=stated_range, metavar="VALUE", help=INPUT_HELP[name])
+
+
+def stated_inputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Interval]:
+    """Return those of these inputs that the flags state."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def stated_range(text: str) -> Interval:
+    """Return a number or a range, as an argument type."""
+    from scalebook.measure.economics import read_range
+
+    try:
+        return read_range(text)
+    except ClaimError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -119,6 +154,38 @@ def _economics(
     known = {"gpus": config.world_size, "sequence_length": config.sequence_length}
     sizes = {name: point(float(value)) for name, value in known.items()}
     return answers(Inputs(tokens_per_second=Interval(*ends), **sizes, **stated))
+
+
+def answer_values(replies: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Return answers as JSON values by name, those without a range with the reason."""
+    return {
+        reply.name: {
+            "unit": reply.unit,
+            "value": reply.value.middle if reply.value else None,
+            "low": reply.value.low if reply.value else None,
+            "high": reply.value.high if reply.value else None,
+            "reason": reply.reason,
+            "formula": reply.formula,
+        }
+        for reply in replies
+    }
+
+
+def print_answers(replies: Sequence[Answer]) -> None:
+    """Print a table of answers, those without a value with what is missing."""
+    rows = (
+        (name, range_text(one), one["unit"], one["reason"] or one["formula"])
+        for name, one in answer_values(replies).items()
+    )
+    print_table(("quantity", "value", "unit", "from"), rows)
+
+
+def range_text(found: Mapping[str, Any]) -> str:
+    """Return one of ``answer_values`` in four digits, with its ends where it is not exact."""
+    if found["value"] is None:
+        return "-"
+    value, low, high = (number(float(f"{found[end]:.4g}")) for end in ("value", "low", "high"))
+    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"
 
 
 def configuration(options: argparse.Namespace) -> RunConfig:
