@@ -53,6 +53,7 @@ def test_without_stated_inputs_answers_are_empty_and_say_what_they_need(two: Pat
     assert cost is not None
     assert "needs: Price per GPU hour, on demand" in cost[1]
     assert 'class="num" data-value="–">–<' in cost[1]
+    assert 'data-input="tokens" value="1T"' in html
     assert "No price or power is stated" in words(cost_page.overview(data, Stated()))
 
 

@@ -246,8 +246,10 @@ def _field(name: str, first: Inputs) -> Markup:
 
 
 def written(value: Interval) -> str:
-    """Return a number or a range as a reader would type it, in six digits."""
-    low, high = f"{value.low:.6g}", f"{value.high:.6g}"
+    """Return a number or a range as a reader would type it, in six digits: ``1T``, ``2..3``."""
+    low, high = (
+        f"{end / 1e12:.6g}T" if end >= 1e12 else f"{end:.6g}" for end in (value.low, value.high)
+    )
     return low if value.exact else f"{low}..{high}"
 
 
