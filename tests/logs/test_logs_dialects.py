@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from scalebook import logs
+from scalebook import logs, store
+from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.registry import dialects, recognise
-from scalebook.logs.ingest.ingestion import summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.ingest.log_config import observe
 from scalebook.logs.ingest.write import observed_settings
 
@@ -1344,16 +1345,20 @@ def test_mlperf_times_steps_of_gpt3_by_its_tokens(tmp_path):
     assert found["tokens_per_second_median"] == pytest.approx(64 * 2048 / 10.25)
 
 
-def test_what_fails_behind_the_last_step_is_a_remark(tmp_path):
+def test_what_fails_behind_the_last_step_is_a_failure_of_a_completed_run(tmp_path, capsys):
     line = " iteration {n}/ 2 | elapsed time per iteration (ms): 1000.0 | lm loss: {loss}.5E+00 |\n"
     text = line.format(n=1, loss=4) + line.format(n=2, loss=3)
     assert not any("after them" in said for said in read(tmp_path, text)["warnings"])
     found = read(tmp_path, text + "OSError: [Errno 28] No space left on device: '/c'\n")
-    assert found["status"] == "completed"
-    assert (
-        "Every step was trained; what came after them failed. The file system is full."
-        in found["warnings"]
-    )
+    reason = "Every step was trained; what came after them failed. The file system is full."
+    assert told(found, "status", "reason") == ("completed", reason)
+    assert reason in found["warnings"]
+    (made,), _ = ingest([tmp_path / "a.log"], tmp_path / "runs", {})
+    record = store.read_record(made.path)
+    assert (record.status, record.cause, record.reason) == ("completed", "no_space", reason)
+    assert record.log_tail
+    assert main(["list", "--runs", str(tmp_path / "runs")]) == 0
+    assert f"{record.run_id}: {reason}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("step", "jobs"), [(3, 2), (2, 2), (6, 1)])
