@@ -16,7 +16,9 @@ Value: TypeAlias = int | float | str | bool
 SIZES = names("settings")
 WORDS = alternatives("told")["words"]
 _FORMATS = names("formats")
-_DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
+_DOTTED = re.compile(  # DeepSpeed leaves no room for dots behind a long name
+    r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)|:print\] +(\w{29,}) +(\S+)"
+)
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
     r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model[- ])?parallel)"
@@ -91,7 +93,7 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
     "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
-    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi",
+    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi", "Args(", "Arguments(",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
@@ -99,6 +101,8 @@ _WORLD = re.compile(
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
 _FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
+_ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
@@ -149,7 +153,9 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     world = _WORLD.search(line) if "init_method" not in line else None  # an inference engine's
     if world:
         yield "world_size", integer(world[1] or world[2])
-    for name, digits in _FLAG.findall(line) if " --" in line or "'--" in line else ():
+    options = _FLAG.findall(line) if " --" in line or "'--" in line else []
+    options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
+    for name, digits in options:
         ours = SIZES.get(name.replace("-", "_"))
         if ours and integer(digits):
             yield ours, integer(digits)
@@ -245,14 +251,30 @@ def dotted(line: str) -> tuple[str, Value] | None:
     found = _DOTTED.search(line)
     if found is None:
         return None
-    name = found[1]
+    name, text = found[1] or found[3], found[2] or found[4] or ""
     if ":print]" in line and name == "world_size":
         name = "data_parallel_size"
     elif name == "batch_size":
         name = "micro_batch_size"
     elif ":print]" in line and not name.startswith("train_") and name not in _FORMATS:
         return None
-    return _value(name, _ORIGIN.sub("", found[2]))
+    return _value(name, _ORIGIN.sub("", text))
+
+
+_EVALUATION = re.compile(
+    r"(\s*)['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|generation)['\"]?\s*[:=]\s*[{(]?\s*$"
+)
+
+
+def of_evaluation(line: str, since: int | None) -> int | None:
+    """Return the indentation of the section on evaluation that a line of a dump is in, if any.
+
+    ``since`` is that of the line before.
+    """
+    if since is not None and len(line) - len(line.lstrip()) > since:
+        return since
+    found = _EVALUATION.match(line)
+    return len(found[1]) if found else None
 
 
 def assigned(line: str) -> tuple[str, Value] | None:
@@ -270,5 +292,5 @@ def scan(line: str) -> Iterator[tuple[str, Value]]:
             if not encoder and integer(digits) >= 1:
                 name = re.sub("[- ](?:model[- ])?", "_", kind)
                 yield f"{name}_size", integer(digits)
-    elif ".. " in line and (found := dotted(line)):
+    elif (".. " in line or ":print] " in line) and (found := dotted(line)):
         yield found

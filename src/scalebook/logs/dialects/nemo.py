@@ -57,6 +57,7 @@ class NeMo1(LineDialect):
     """
 
     name = "nemo1"
+    assignments = True
     markers = ("global_step=",)
     signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
@@ -88,6 +89,8 @@ class NeMo1(LineDialect):
 
 _RECORD = re.compile(r"\bstep +(\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
+_DEGREE = re.compile(r"\s*([tpce]p)_size: (\d+)\s*$")
+_DEGREES = names("torchtitan-sizes")
 _EACH = re.compile(r"\btps (?:[\d.,]+ ?\()?([\d.,]+)/gpu\b")
 _NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
 
@@ -105,6 +108,8 @@ class NeMoAutomodel(LineDialect):
         """Take a record."""
         found = _RECORD.search(line) if "| " in line else None
         if found is None:
+            if degree := _DEGREE.match(line) if "p_size: " in line else None:
+                self.out.tell(_DEGREES[degree[1]], integer(degree[2]), weak=True)
             return False
         row = pairs(_PAIR, line[found.end() :], _NEMO_AUTOMODEL_COLUMNS)
         each = _EACH.search(line)

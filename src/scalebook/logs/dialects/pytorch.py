@@ -8,6 +8,7 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs
+from scalebook.logs.setting_lines import SIZES
 from scalebook.logs.source import split_rank
 
 _STEP = r"\bstep: +(\d+)(?:/(\d+)(?: = [\d.]+%)?)? +"
@@ -17,8 +18,9 @@ _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 _OURS = names("torchtitan-sizes")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
-_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps) (\d+)")
+_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _COLUMNS = names("torchtitan")
+_ENTRY = re.compile(r"'(\w+)': (\d{1,9})\b(?![.])")
 _NO_LOSS = -1.0  # of a pipeline stage that is not the last
 
 
@@ -55,6 +57,10 @@ class TorchTitan(LineDialect):
         return True
 
     def _sizes(self, line: str) -> None:
+        if "Running with " in line:  # older ones print a dictionary in one line
+            for name, digits in _ENTRY.findall(line.partition("'validation'")[0]):
+                if name in SIZES or name == "batch_size":
+                    self.out.tell(SIZES.get(name, "micro_batch_size"), integer(digits), weak=True)
         if "batch size" in line and "sequence length" in line:
             for name, digits in _SIZES.findall(line):
                 self.out.tell(_OURS[name], integer(digits))
@@ -76,6 +82,7 @@ class TorchTitan(LineDialect):
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_BATCH = re.compile(r"batch_size: (\d{1,9})\s*$")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
 _TORCHTUNE_COLUMNS = names("torchtune")
 
@@ -107,6 +114,8 @@ class Torchtune(LineDialect):
         return True
 
     def _bar(self, line: str) -> bool:
+        if size := _BATCH.match(line):
+            self.out.tell("micro_batch_size", integer(size[1]))
         found = list(_BAR.finditer(line)) if "|Loss: " in line else []
         for bar in found:
             if not self._rate and integer(bar[2]) != self._last:

@@ -125,14 +125,16 @@ def _derive(
 def _world(job: Job, known: LogConfig) -> None:
     length = known.size("sequence_length")
 
-    def by(above: list[str], below: list[str], scale: int | None = 1) -> Callable[[], int | None]:
+    def by(
+        above: list[str], below: list[str], scale: int | None = 1, noise: float = _NOISE
+    ) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, above, below)
             if found is None or not scale:
                 return None
             value = found[0] * scale
             return only_integer(value, max(found[1], _FINEST)) or (
-                only_integer(value, _NOISE) if value < 1 / (2 * _NOISE) else None
+                only_integer(value, noise) if noise and value < 1 / (2 * noise) else None
             )
 
         return compute
@@ -160,6 +162,10 @@ def _world(job: Job, known: LogConfig) -> None:
         (
             "samples per second x sequence length over per-GPU tokens per second",
             by(["samples_per_second"], [each], length),
+        ),
+        (  # exactly: a trainer may not count padding
+            "batch x sequence length over per-GPU tokens per second x step time",
+            by(["global_batch_size"], [each, "seconds"], length, 0.0),
         ),
         ("product of the parallel sizes", by_split),
         ("nodes x GPUs per node", by_nodes),
@@ -268,6 +274,12 @@ def complete(job: Job, known: LogConfig) -> None:
     if world and len(told) == len(split) and world % math.prod(told) == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", origin, lambda: world // math.prod(told))
+    sizes = [known.size(name) for name in ("micro_batch_size", "gradient_accumulation_steps")]
+    replicas = known.size("data_parallel_size") or (world if job.dialect in _FINE_TUNERS else None)
+    if replicas and all(sizes):
+        origin = "micro batch x accumulation x replicas"
+        whole = math.prod(size or 0 for size in (*sizes, replicas))
+        _derive(known, "global_batch_size", origin, lambda: whole)
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
 
