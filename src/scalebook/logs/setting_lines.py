@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -94,6 +95,7 @@ STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
     "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
     "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi", "Args(", "Arguments(",
+    "device mesh with", "_size=",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
@@ -103,6 +105,8 @@ _WORLD = re.compile(
 _FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
 _KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
 _ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
+_OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:\w+\.)+)(\w+)=(\d{1,9})(?!\S)")  # Hydra, NeMo-Run
+_NOT_TRAINING = re.compile(r"\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.")
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
@@ -138,6 +142,10 @@ def model_in(line: str) -> str | None:
     return next((name for name in names if name.replace("-", "") == said), None)
 
 
+_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
+_TITAN = names("torchtitan-sizes")
+_TITAN_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _BANNERS = names("banner")
 _BANNER = re.compile(rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)")
 
@@ -146,6 +154,18 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
     """Yield the settings of a line that a trainer prints before it starts."""
     for name, digits in _BANNER.findall(line) if " = " in line else ():
         yield _BANNERS[name], integer(digits.replace(",", ""))
+    if "batch size" in line and "sequence length" in line:
+        for name, digits in _TITAN_SIZES.findall(line):
+            yield _TITAN[name], integer(digits)
+    if "device mesh with parallelism" in line:
+        degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
+        yield from ((_TITAN[name], size) for name, size in degrees.items() if name in _TITAN)
+        yield "data_parallel_size", degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
+        outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
+        if len(outer) == 5:
+            yield "world_size", math.prod(outer)
+    if mesh := _MESH.search(line) if "device mesh with" in line else None:
+        yield "world_size", math.prod(integer(size.strip()) for size in mesh[1].split(","))
 
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:
@@ -154,6 +174,11 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     if world:
         yield "world_size", integer(world[1] or world[2])
     options = _FLAG.findall(line) if " --" in line or "'--" in line else []
+    options += [
+        (name, digits)
+        for place, name, digits in (_OVERRIDE.findall(line) if "_size=" in line else ())
+        if not _NOT_TRAINING.search(place) and name != "train_batch_size"  # of prompts
+    ]
     options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
     for name, digits in options:
         ours = SIZES.get(name.replace("-", "_"))

@@ -78,6 +78,38 @@ class TableTelemetry(TelemetryDialect):
         return True
 
 
+class DrawnTelemetry(TelemetryDialect):
+    """A drawn table of the devices' state, alone in its file; ``rows`` names the cells it finds.
+
+    A log of training often begins with one, and is not telemetry.
+    """
+
+    rows: ClassVar[re.Pattern[str]]
+    _SCALES: ClassVar = {"gpu_busy_fraction": 0.01, "memory_used_gib": 2.0**-10}
+    _DRAWN = re.compile(r"[=+|\s]|GPU |Device |\d|\w{3} \w{3} +\d|$")
+    _gpu = MISSING  # of the row above
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether a text is such a table and hardly anything else."""
+        lines = text.split("\n") if super().recognises(text) else []
+        return bool(lines) and sum(map(bool, map(cls._DRAWN.match, lines))) > 0.9 * len(lines)
+
+    def line(self, line: str) -> bool:
+        """Take a row of one device."""
+        found = self.rows.match(line)
+        cells = (
+            {name: number(text) for name, text in found.groupdict().items() if text}
+            if found
+            else {}
+        )
+        self._gpu = cells.get("gpu", self._gpu)
+        if len(cells) > 1:
+            row = {name: value * self._SCALES.get(name, 1.0) for name, value in cells.items()}
+            self.sample({"gpu": self._gpu, **row})
+        return bool(cells)
+
+
 class CSVTelemetry(TelemetryDialect):
     """A CSV of samples; ``names`` maps a piece of a header cell to a column and its scale.
 

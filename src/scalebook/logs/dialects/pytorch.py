@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
@@ -15,10 +14,6 @@ _STEP = r"\bstep: +(\d+)(?:/(\d+)(?: = [\d.]+%)?)? +"
 _RECORD = re.compile(rf"(?<!validate ){_STEP}(?=[^\n]{{0,300}}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
-_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
-_OURS = names("torchtitan-sizes")
-_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
-_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _COLUMNS = names("torchtitan")
 _ENTRY = re.compile(r"'(\w+)': (\d{1,9})\b(?![.])")
 _NO_LOSS = -1.0  # of a pipeline stage that is not the last
@@ -61,23 +56,6 @@ class TorchTitan(LineDialect):
             for name, digits in _ENTRY.findall(line.partition("'validation'")[0]):
                 if name in SIZES or name == "batch_size":
                     self.out.tell(SIZES.get(name, "micro_batch_size"), integer(digits), weak=True)
-        if "batch size" in line and "sequence length" in line:
-            for name, digits in _SIZES.findall(line):
-                self.out.tell(_OURS[name], integer(digits))
-        if "device mesh with parallelism" in line:
-            degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
-            for name, size in degrees.items():
-                if name in _OURS:
-                    self.out.tell(_OURS[name], size)
-            outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
-            replicas = degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
-            self.out.tell("data_parallel_size", replicas)
-            if len(outer) == 5:
-                self.out.tell("world_size", math.prod(outer))
-        mesh = _MESH.search(line) if "device mesh with" in line else None
-        if mesh:
-            sizes = [integer(size.strip()) for size in mesh[1].split(",")]
-            self.out.tell("world_size", math.prod(sizes))
 
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")

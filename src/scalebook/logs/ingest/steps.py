@@ -227,8 +227,9 @@ def status_of(job: Job) -> tuple[Status, str | None]:
     if lost:
         return "diverged", lost
     if trained:
-        after = ending.sentence if ending else None
-        return "completed", after and AFTER_TRAINING.format(after.rstrip("."))
+        memory = ending is not None and ending.status in ("out_of_memory", "timeout")
+        after = ending and (ending.sentence or (_told(ending) if memory else None))
+        return "completed", AFTER_TRAINING.format(after.rstrip(".")) if after else None
     if ending:
         return ending.status, None if ending.status == "completed" else _told(ending)
     return "interrupted", f"{_where(job)} and does not say how the run ended."
