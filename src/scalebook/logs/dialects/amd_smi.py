@@ -69,8 +69,8 @@ class RocmSMITable(DrawnTelemetry):
     markers = ("ROCm System Management", "SCLK")
     signature = re.compile(r"(?:^|\n) *(?:GPU|Device) [^\n]*Temp[^\n]* SCLK ")
     rows = re.compile(
-        r" *(?P<gpu>\d{1,3}) [^\n]*? (?P<temperature_celsius>[\d.]+)(?:°C|c) +(?P<power_watts>[\d.]+)W "
-        r"[^\n]*?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
+        r" *(?P<gpu>\d{1,3}) [^\n]*? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
+        r"(?P<power_watts>[\d.]+)W [^\n]*?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
         r"(?:[^\n]*W +\S+ +(?P<gpu_busy_fraction>\d+)% *$)?"
     )
 

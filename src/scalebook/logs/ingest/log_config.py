@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,16 +39,21 @@ def rounding_of(job: Job, name: str) -> float:
     return max(finest / abs(median), job.rounded)
 
 
-def ratio(job: Job, above: Iterable[str], below: Iterable[str]) -> tuple[float, float] | None:
-    """Return the median over rows of a quotient of columns, and its relative error."""
-    names = [*above, *below]
-    count = len(list(above))
+def _quotients(job: Job, names: Sequence[str], count: int) -> list[float]:
+    """Return of each row the product of the first ``count`` columns over that of the others."""
     columns = [job.table.column(name) for name in names]
     quotients: list[float] = []
     for row in zip(*columns, strict=True):
         top, bottom = math.prod(row[:count]), math.prod(row[count:])
         if top > 0 and bottom > 0:  # false for NaN
             quotients.append(top / bottom)
+    return quotients
+
+
+def ratio(job: Job, above: Sequence[str], below: Sequence[str]) -> tuple[float, float] | None:
+    """Return the median over rows of a quotient of columns, and its relative error."""
+    names = [*above, *below]
+    quotients = _quotients(job, names, len(above))
     if not quotients:
         return None
     error = sum(rounding_of(job, name) for name in names)
@@ -132,9 +137,13 @@ def _world(job: Job, known: LogConfig) -> None:
             found = ratio(job, above, below)
             if found is None or not scale:
                 return None
-            value = found[0] * scale
-            return only_integer(value, max(found[1], _FINEST)) or (
-                only_integer(value, noise) if noise and value < 1 / (2 * noise) else None
+            value, error = found[0] * scale, max(found[1], _FINEST)
+            if not noise:  # most rows must give the same
+                sizes = sorted(_quotients(job, [*above, *below], len(above)))
+                low, high = sizes[len(sizes) // 4], sizes[3 * len(sizes) // 4]
+                return only_integer(value, error) if high <= low * (1 + 4 * error) else None
+            return only_integer(value, error) or (
+                only_integer(value, noise) if value < 1 / (2 * noise) else None
             )
 
         return compute
