@@ -1892,11 +1892,9 @@ def test_a_first_step_that_is_printed_as_well_is_not_the_interval(tmp_path, step
 
 
 def test_rates_and_lengths_in_an_iteration_line_give_the_number_of_gpus(tmp_path):
-    times = {1: 9.0, 2: 2.0, 3: 2.5, 4: 1.6}
-    rates = {
-        n: f"tokens per GPU (tokens/s/GPU): {64 * 1024 / s / 8:.1f} |" for n, s in times.items()
-    }
-    text = "".join(iterations({n: s}, f"{rates[n]} seq_length: 1024 |") for n, s in times.items())
+    field = "tokens per GPU (tokens/s/GPU): {:.1f} | seq_length: 1024 |"
+    times = (9.0, 2.0, 2.5, 1.6)
+    text = "".join(iterations({n: s}, field.format(8192 / s)) for n, s in enumerate(times, 1))
     assert told(read(tmp_path, text), "world_size", "sequence_length") == (8, 1024)
     # Of padded batches: no number of GPUs fits all records.
     mixed = text.replace("ms): 2500.0", "ms): 2600.0").replace("ms): 9000.0", "ms): 8000.0")
@@ -1975,19 +1973,16 @@ DUMPS: list[tuple[str, str, dict[str, int | None]]] = [
 def test_each_trainers_dump_of_its_configuration_gives_the_sizes(tmp_path, dump, records, sizes):
     found = read(tmp_path, dump + records)
     assert {name: found[name] for name in sizes} == sizes
-    bare = read(tmp_path, records)
-    assert all(bare[name] is None or sizes[name] == bare[name] for name in sizes)
 
 
 def test_a_batch_of_a_fine_tuner_is_micro_batch_times_accumulation_times_processes(tmp_path):
-    dump = (
-        '{\n  "gradient_accumulation_steps": 2,\n  "micro_batch_size": 4,\n  "world_size": 2\n}\n'
-    )
+    sizes = {"gradient_accumulation_steps": 2, "micro_batch_size": 4, "world_size": 2}
     text = "".join(
-        f"{{'loss': 2.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}\n 10%| | {n}/10 [00:0{n}<00:09,  "
-        "1.00it/s]\n"
+        f"{{'loss': 2.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}\n"
+        f" 10%| | {n}/10 [00:0{n}<00:09,  1.00it/s]\n"
         for n in (1, 2, 3)
     )
+    dump = json.dumps(sizes, indent=2) + "\n"
     assert read(tmp_path, dump + text)["global_batch_size"] == 16
 
 
@@ -2010,8 +2005,8 @@ def test_litgpt_calls_an_iterations_time_a_train_time_too(tmp_path):
 
 def test_olmo_core_prints_flops_and_refused_steps(tmp_path):
     line = (
-        "[step={n}/100,epoch=1]\n    optim/step skipped=1.0\n    throughput/device/flopsPS=4.5E+14\n"
-        "    throughput/device/TPS=8,000\n    train/CE loss={n}.5\n"
+        "[step={n}/100,epoch=1]\n    optim/step skipped=1.0\n"
+        "    throughput/device/flopsPS=4.5E+14\n    throughput/device/TPS=8,000\n    train/CE loss={n}.5\n"
     )
     found = read(tmp_path, line.format(n=1) + line.format(n=2))
     assert found["tflops_per_second_per_gpu_logged_median"] == pytest.approx(450)
