@@ -2006,7 +2006,8 @@ def test_litgpt_calls_an_iterations_time_a_train_time_too(tmp_path):
 def test_olmo_core_prints_flops_and_refused_steps(tmp_path):
     line = (
         "[step={n}/100,epoch=1]\n    optim/step skipped=1.0\n"
-        "    throughput/device/flopsPS=4.5E+14\n    throughput/device/TPS=8,000\n    train/CE loss={n}.5\n"
+        "    throughput/device/flopsPS=4.5E+14\n    throughput/device/TPS=8,000\n"
+        "    train/CE loss={n}.5\n"
     )
     found = read(tmp_path, line.format(n=1) + line.format(n=2))
     assert found["tflops_per_second_per_gpu_logged_median"] == pytest.approx(450)
