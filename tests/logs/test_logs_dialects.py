@@ -2026,3 +2026,33 @@ def test_a_printed_rate_goes_before_one_by_a_clock_that_runs_on(tmp_path):
     sizes = "local batch size 2, global batch size 16, sequence length 4096, total steps 50\n"
     found = read(tmp_path, mesh + sizes + TITAN)
     assert found["tokens_per_second_per_gpu_median"] == 5015
+
+
+def test_a_line_may_hold_many_records_of_litgpt(tmp_path):
+    one = (
+        "Epoch 3 | iter {n} step {n} | loss train: 0.{n}, val: 1.0 | iter time: 62{n}.00 ms (step) "
+    )
+    found = read(tmp_path, "".join(one.format(n=n) for n in (7, 8, 9)) + "\n")
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (3, 7, 9, 0.9)
+
+
+def test_deepspeeds_pipeline_prints_further_losses_between_loss_and_time(tmp_path):
+    line = (
+        "steps: {n} loss: 2.{n} lm_loss: 1.5 aux_loss: 0.01 iter time (s): 1.{n} samples/sec: 4.5\n"
+    )
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert told(found, "n_records", "loss_first", "loss_last") == (2, 2.1, 2.2)
+    assert found["step_seconds_median"] == pytest.approx(1.15)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_the_loss_of_a_step_is_that_of_the_rank_that_has_one(tmp_path, first):
+    mesh = "[rank0]:[titan] Building 2-D device mesh with ['pp', 'dp_shard'], [2, 4]\n"
+    text = "".join(
+        titan(n, 9.5 - n if rank else -1.0, f"10:0{n}:00").replace("rank0", f"rank{rank}")
+        for n in (1, 2)
+        for rank in (first, 4 - first)
+    )
+    found = read(tmp_path, mesh + text)
+    assert told(found, "n_records", "loss_first", "loss_last") == (2, 8.5, 7.5)
+    assert told(found, "world_size", "pipeline_parallel_size") == (8, 2)

@@ -143,7 +143,7 @@ def model_in(line: str) -> str | None:
 
 
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
-_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
+_MESH = re.compile(r"device mesh with ([^\n]{0,100}?)\[(\d+(?:, *\d+)*)\]")
 _TITAN = names("torchtitan-sizes")
 _TITAN_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _BANNERS = names("banner")
@@ -165,7 +165,10 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
         if len(outer) == 5:
             yield "world_size", math.prod(outer)
     if mesh := _MESH.search(line) if "device mesh with" in line else None:
-        yield "world_size", math.prod(integer(size.strip()) for size in mesh[1].split(","))
+        sizes = [integer(size.strip()) for size in mesh[2].split(",")]
+        yield "world_size", math.prod(sizes)
+        axes = zip(re.findall(r"'(\w+)'", mesh[1]), sizes, strict=False)
+        yield from ((_TITAN[name], size) for name, size in axes if name in _TITAN)
 
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:

@@ -17,7 +17,7 @@ TIMER = re.compile(
 )
 SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),(?: lr=\[([\d.eE+-]+))?")
 _PIPELINE = re.compile(
-    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
+    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf)(?: \w{1,40}: \S{1,20}){0,20} iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
 # A step that a loss scale has to shrink for, as each optimizer of DeepSpeed words it.
 _OVERFLOW = re.compile(r"OVERFLOW! Rank 0 Skipping step|loss scale overflow! Skipping step")
@@ -40,7 +40,7 @@ class DeepSpeed(LineDialect):
     name = "deepspeed"
     markers = ("SamplesPerSec=", "iter time (s):", "DeepSpeed Flops Profiler")
     signature = re.compile(
-        r"\d, (?:RunningAvg)?SamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,60}iter time \(s\):"
+        r"\d, (?:RunningAvg)?SamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,600}iter time \(s\):"
         r"|DeepSpeed Flops Profiler"
     )
 

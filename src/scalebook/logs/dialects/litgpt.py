@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
@@ -27,8 +28,13 @@ class LitGPT(LineDialect):
     _last = -1
 
     def line(self, line: str) -> bool:
-        """Take the first line of a step."""
-        found = _RECORD.search(line) if " time:" in line else None
+        """Take the records of a line, of which a copy may hold many."""
+        starts = [found.start() for found in _RECORD.finditer(line)] if " time:" in line else []
+        return any([self._record(line[a:b]) for a, b in pairwise([*starts, len(line)])])
+
+    def _record(self, line: str) -> bool:
+        """Take the first record of a step."""
+        found = _RECORD.search(line)
         time = _TIME.search(line) if found else None
         if found is None or time is None:
             return False
