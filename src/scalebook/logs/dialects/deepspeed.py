@@ -17,7 +17,8 @@ TIMER = re.compile(
 )
 SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),(?: lr=\[([\d.eE+-]+))?")
 _PIPELINE = re.compile(
-    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf)(?: \w{1,40}: \S{1,20}){0,20} iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
+    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf)(?: \w{1,40}: \S{1,20}){0,20}"
+    r" iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
 # A step that a loss scale has to shrink for, as each optimizer of DeepSpeed words it.
 _OVERFLOW = re.compile(r"OVERFLOW! Rank 0 Skipping step|loss scale overflow! Skipping step")

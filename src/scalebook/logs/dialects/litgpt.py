@@ -30,7 +30,10 @@ class LitGPT(LineDialect):
     def line(self, line: str) -> bool:
         """Take the records of a line, of which a copy may hold many."""
         starts = [found.start() for found in _RECORD.finditer(line)] if " time:" in line else []
-        return any([self._record(line[a:b]) for a, b in pairwise([*starts, len(line)])])
+        taken = False
+        for start, end in pairwise([*starts, len(line)]):
+            taken = self._record(line[start:end]) or taken
+        return taken
 
     def _record(self, line: str) -> bool:
         """Take the first record of a step."""

@@ -47,9 +47,9 @@ class TorchTitan(LineDialect):
         rank = self.rank if named is None else named
         total, world = (integer(one) if one else None for one in (found[2], primus and primus[2]))
         job = self.out.job
-        if job.rank not in (None, rank) and job.last_step == row["step"]:
-            if "loss" not in job.table.row(len(job.table) - 1):  # of a stage that has none
-                job.table.amend("loss", row.get("loss", MISSING))
+        again = job.rank not in (None, rank) and job.last_step == row["step"]
+        if again and "loss" not in job.table.row(len(job.table) - 1):  # of a stage that has none
+            job.table.amend("loss", row.get("loss", MISSING))
         self.out.step(row, total=total, rank=rank, world=world)
         if primus:
             self.out.tell("world_size", integer(primus[2]))
