@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from scalebook.logs.dialects.device_samples import (
     CSVTelemetry,
-    DrawnTelemetry,
     TableTelemetry,
     TelemetryDialect,
     cell,
@@ -60,19 +59,6 @@ class RocmSMIText(TelemetryDialect):
         """Record what is still open."""
         for gpu in sorted(self._open):
             self._close(gpu)
-
-
-class RocmSMITable(DrawnTelemetry):
-    """``rocm-smi`` without options, as of every version: temperature and power, then clocks."""
-
-    name = "rocm-smi-table"
-    markers = ("ROCm System Management", "SCLK")
-    signature = re.compile(r"(?:^|\n) *(?:GPU|Device) [^\n]*Temp[^\n]* SCLK ")
-    rows = re.compile(
-        r" *(?P<gpu>\d{1,3}) [^\n]*? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
-        r"(?P<power_watts>[\d.]+)W [^\n]*?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
-        r"(?:[^\n]*W +\S+ +(?P<gpu_busy_fraction>\d+)% *$)?"
-    )
 
 
 class RocmSMICSV(CSVTelemetry):

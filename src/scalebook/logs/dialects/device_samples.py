@@ -78,15 +78,28 @@ class TableTelemetry(TelemetryDialect):
         return True
 
 
-class DrawnTelemetry(TelemetryDialect):
-    """A drawn table of the devices' state, alone in its file; ``rows`` names the cells it finds.
+class SMITable(TelemetryDialect):
+    """What nvidia-smi or rocm-smi draws without options, alone in a file.
 
-    A log of training often begins with one, and is not telemetry.
+    A log of training often begins with such a table, and is not telemetry.
     """
 
-    rows: ClassVar[re.Pattern[str]]
-    _SCALES: ClassVar = {"gpu_busy_fraction": 0.01, "memory_used_gib": 2.0**-10}
+    name = "smi-table"
+    markers = ("NVIDIA-SMI", " SCLK ")
+    signature = re.compile(r"MiB / +\d+MiB \||(?:^|\n) *(?:GPU|Device) [^\n]*Temp[^\n]* SCLK ")
     _DRAWN = re.compile(r"[=+|\s]|GPU |Device |\d|\w{3} \w{3} +\d|$")
+    _ROWS = (
+        re.compile(r"\| +(?P<gpu>\d{1,3}) [^|]*\| +[\dA-F]{8}:"),
+        re.compile(
+            r"\|[^|]* (?P<temperature_celsius>\d+)C +P\d+ +(?P<power_watts>\d+)W / +\d+W \|"
+            r" +(?P<memory_used_mib>\d+)MiB / +\d+MiB \| +(?P<busy>\d+)% "
+        ),
+        re.compile(
+            r" *(?P<gpu>\d{1,3}) .*? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
+            r"(?P<power_watts>[\d.]+)W .*?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
+            r"(?:.*W +\S+ +(?P<busy>\d+)% *$)?"
+        ),
+    )
     _gpu = MISSING  # of the row above
 
     @classmethod
@@ -97,17 +110,15 @@ class DrawnTelemetry(TelemetryDialect):
 
     def line(self, line: str) -> bool:
         """Take a row of one device."""
-        found = self.rows.match(line)
-        cells = (
-            {name: number(text) for name, text in found.groupdict().items() if text}
-            if found
-            else {}
-        )
-        self._gpu = cells.get("gpu", self._gpu)
-        if len(cells) > 1:
-            row = {name: value * self._SCALES.get(name, 1.0) for name, value in cells.items()}
+        found = next(filter(None, (row.match(line) for row in self._ROWS)), None)
+        texts = found.groupdict() if found else {}
+        row = {name: number(text) for name, text in texts.items() if text}
+        self._gpu = row.get("gpu", self._gpu)
+        if len(row) > 1:
+            row["memory_used_gib"] = row.pop("memory_used_mib", MISSING) / 1024
+            row["gpu_busy_fraction"] = row.pop("busy", MISSING) / 100
             self.sample({"gpu": self._gpu, **row})
-        return bool(cells)
+        return bool(row)
 
 
 class CSVTelemetry(TelemetryDialect):

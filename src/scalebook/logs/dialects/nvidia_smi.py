@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import re
 
-from scalebook.logs.dialects.device_samples import CSVTelemetry, DrawnTelemetry, TableTelemetry
+from scalebook.logs.dialects.device_samples import CSVTelemetry, TableTelemetry
 from scalebook.logs.numbers import columns
-
-
-class NvidiaSMITable(DrawnTelemetry):
-    """``nvidia-smi`` without options: two rows of a box for each device."""
-
-    name = "nvidia-smi-table"
-    markers = ("NVIDIA-SMI",)
-    signature = re.compile(r"\n\|[^\n]*\d+MiB / +\d+MiB \|")
-    rows = re.compile(
-        r"\| +(?P<gpu>\d{1,3}) +[^|]*\| +[\dA-F]{8}:"
-        r"|\|[^|]* (?P<temperature_celsius>\d+)C +P\d+ +(?P<power_watts>\d+)W / +\d+W \|"
-        r" +(?P<memory_used_gib>\d+)MiB / +\d+MiB \| +(?P<gpu_busy_fraction>\d+)% "
-    )
 
 
 class NvidiaSMI(CSVTelemetry):

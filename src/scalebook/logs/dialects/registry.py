@@ -31,8 +31,9 @@ _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # with their classes
     ("rows", ("Rows",)),
     ("hf_trainer", ("HFTrainer",)),
     ("deepspeed", ("DeepSpeed",)),
-    ("nvidia_smi", ("NvidiaSMITable", "NvidiaSMI", "NvidiaDmon", "DcgmiDmon")),
-    ("amd_smi", ("AMDSMICSV", "AMDSMIMonitor", "RocmSMITable", "RocmSMICSV", "RocmSMIText")),
+    ("device_samples", ("SMITable",)),
+    ("nvidia_smi", ("NvidiaSMI", "NvidiaDmon", "DcgmiDmon")),
+    ("amd_smi", ("AMDSMICSV", "AMDSMIMonitor", "RocmSMICSV", "RocmSMIText")),
     ("kineto", ("Kineto",)),
     ("key_value", ("Pairs",)),
 )

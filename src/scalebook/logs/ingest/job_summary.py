@@ -226,13 +226,9 @@ _MEASURED = {  # of a run, by what a summary calls it
 }
 _MOST_STEPS = 100_000  # more are counted when the run is listed
 SIZES = (
-    "world_size",
-    *PARALLEL_SIZES,
-    "data_parallel_size",
-    "global_batch_size",
-    "micro_batch_size",
+    "world_size", *PARALLEL_SIZES, "data_parallel_size", "global_batch_size", "micro_batch_size",
     "sequence_length",
-)
+)  # fmt: skip
 
 
 def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:

@@ -298,12 +298,8 @@ OPTIONS = {"world_size": "--gpus"}
 # Trainers whose logs look the same whether all weights are trained or an adapter beside them.
 _FINE_TUNERS = ("hf-trainer", "hf-trainer-state", "torchtune")
 _SHAPE_FIELDS = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-)
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+)  # fmt: skip
 
 
 def option(name: str) -> str:

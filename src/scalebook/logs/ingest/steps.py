@@ -130,17 +130,10 @@ def _plain(value: object) -> float | None:
 
 
 _MEANS = (
-    "power_watts",
-    "temperature_celsius",
-    "gpu_busy_fraction",
-    "memory_busy_fraction",
-    "memory_used_gib",
-    "memory_used_fraction",
-    "clock_mhz",
-    "memory_clock_mhz",
-    "sm_active_fraction",
-    "tensor_active_fraction",
-)
+    "power_watts", "temperature_celsius", "gpu_busy_fraction", "memory_busy_fraction",
+    "memory_used_gib", "memory_used_fraction", "clock_mhz", "memory_clock_mhz",
+    "sm_active_fraction", "tensor_active_fraction",
+)  # fmt: skip
 
 
 def summary(samples: ColumnTable) -> dict[str, Any]:
