@@ -87,7 +87,7 @@ class SMITable(TelemetryDialect):
     name = "smi-table"
     markers = ("NVIDIA-SMI", " SCLK ")
     signature = re.compile(r"MiB / +\d+MiB \||(?:^|\n) *(?:GPU|Device) [^\n]*Temp[^\n]* SCLK ")
-    _DRAWN = re.compile(r"[=+|\s]|GPU |Device |\d|\w{3} \w{3} +\d|$")
+    _DRAWN = re.compile(r" *(?:[=+|(]|GPU |Device |Name |\d{1,3} +\S|\w{3} \w{3} +\d|$)")
     _ROWS = (
         re.compile(r"\| +(?P<gpu>\d{1,3}) [^|]*\| +[\dA-F]{8}:"),
         re.compile(
