@@ -105,8 +105,11 @@ _WORLD = re.compile(
 _FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
 _KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
 _ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
-_OVERRIDE = re.compile(r"(?<!\S)\+{0,2}((?:\w+\.)+)(\w+)=(\d{1,9})(?!\S)")  # Hydra, NeMo-Run
-_NOT_TRAINING = re.compile(r"\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.")
+# Of Hydra or NeMo-Run, but for what does not train; train_batch_size counts prompts.
+_OVERRIDE = re.compile(
+    r"(?<!\S)\+{0,2}(?!\S*\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
+    r"(?:\w{1,40}\.){1,8}(?!train_batch_size)(\w{1,60})=(\d{1,9})(?!\S)"
+)
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
@@ -177,11 +180,7 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     if world:
         yield "world_size", integer(world[1] or world[2])
     options = _FLAG.findall(line) if " --" in line or "'--" in line else []
-    options += [
-        (name, digits)
-        for place, name, digits in (_OVERRIDE.findall(line) if "_size=" in line else ())
-        if not _NOT_TRAINING.search(place) and name != "train_batch_size"  # of prompts
-    ]
+    options += _OVERRIDE.findall(line) if "_size=" in line else []
     options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
     for name, digits in options:
         ours = SIZES.get(name.replace("-", "_"))
@@ -289,20 +288,9 @@ def dotted(line: str) -> tuple[str, Value] | None:
     return _value(name, _ORIGIN.sub("", text))
 
 
-_EVALUATION = re.compile(
-    r"(\s*)['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|generation)['\"]?\s*[:=]\s*[{(]?\s*$"
+EVALUATION = re.compile(  # the section of a dump on it
+    r"\s*['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|generation)['\"]?\s*[:=]\s*[{(]?\s*$"
 )
-
-
-def of_evaluation(line: str, since: int | None) -> int | None:
-    """Return the indentation of the section on evaluation that a line of a dump is in, if any.
-
-    ``since`` is that of the line before.
-    """
-    if since is not None and len(line) - len(line.lstrip()) > since:
-        return since
-    found = _EVALUATION.match(line)
-    return len(found[1]) if found else None
 
 
 def assigned(line: str) -> tuple[str, Value] | None:

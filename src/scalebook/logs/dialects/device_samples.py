@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from scalebook.logs import causes
 from scalebook.logs.collect import MOST_ROWS
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, clock_of, number
@@ -105,7 +106,8 @@ class SMITable(TelemetryDialect):
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether a text is such a table and hardly anything else."""
-        lines = text.split("\n") if super().recognises(text) else []
+        alone = super().recognises(text) and not causes.mentions_ending(text)
+        lines = text.split("\n") if alone else []
         return bool(lines) and sum(map(bool, map(cls._DRAWN.match, lines))) > 0.9 * len(lines)
 
     def line(self, line: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
@@ -36,10 +37,13 @@ class MaxText(LineDialect):
         found = _RECORD.search(line) if "completed step" in line else None
         if found is None:
             for name, value in _TOLD.findall(line):
+                self._sizes[name] = integer(value)
+                kind = name[4:]
                 if name in _OURS:
                     self.out.tell(_OURS[name], integer(value))
-                else:
-                    self._sizes[name] = integer(value)
+                elif kind.endswith("_parallelism"):
+                    both = (self._sizes.get(f"{one}_{kind}", 1) for one in ("dcn", "ici"))
+                    self.out.job.settings[kind.replace("ism", "_size")] = math.prod(both)
             return False
         text = line[found.end() :]
         row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)
@@ -50,17 +54,10 @@ class MaxText(LineDialect):
         return True
 
     def finish(self) -> None:
-        """Take the degrees, and leave out weights that change: they are not a step's tokens."""
-        degrees: dict[str, int] = {}
-        for name, size in self._sizes.items():
-            if name.endswith("_parallelism"):
-                ours = f"{name.split('_')[1]}_parallel_size"
-                degrees[ours] = degrees.get(ours, 1) * size
-        micro = self._sizes.get("per_device_batch_size", 0)
-        if micro and not any(degrees.get(name, 1) > 1 for name in PARALLEL_SIZES):
-            degrees["micro_batch_size"] = micro
-        for job in self.out.jobs:
-            job.settings = {**degrees, **job.settings}
+        """Leave out weights that change: they are not the tokens of a step."""
+        settings, micro = self.out.jobs[0].settings, self._sizes.get("per_device_batch_size")
+        if micro and all(settings.get(name, 1) == 1 for name in PARALLEL_SIZES):
+            settings["micro_batch_size"] = micro
         for table in (job.table for job in self.out.jobs):
             if len(set(table.values("tokens_in_step"))) > 1:
                 table.set_column("tokens_in_step", [MISSING] * len(table))
