@@ -102,7 +102,9 @@ _WORLD = re.compile(
     r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
-_FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_FLAG = re.compile(  # --tp-size is an inference engine's
+    r"(?<![\w-])--(?:\w+\.)*(?!.p[-_]size)([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])"
+)
 _KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
 _ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
 # Of Hydra or NeMo-Run, but for what does not train; train_batch_size counts prompts.

@@ -107,14 +107,12 @@ def classify(evidence: EndEvidence) -> Outcome:
     if verdict is None and whole:
         return Outcome("completed", None, ())
     verdict = verdict or _explain(evidence, lines, log)
-    said, status = verdict.sentence.rstrip("."), verdict.status
-    if trained and status != "diverged":
-        status, reason = "completed", causes.AFTER_TRAINING.format(said)
-    elif evidence.started and status != "illegal":
-        reason = f"{said} {_where(evidence)}"
-    else:
-        reason = verdict.sentence
-    return Outcome(status, reason, _tail(lines, verdict.line), verdict.cause)
+    said, tail = verdict.sentence.rstrip("."), _tail(lines, verdict.line)
+    if trained and verdict.status != "diverged":
+        return Outcome("completed", causes.AFTER_TRAINING.format(said), tail, verdict.cause)
+    bare = not evidence.started or verdict.status == "illegal"
+    reason = verdict.sentence if bare else f"{said} {_where(evidence)}"
+    return Outcome(verdict.status, reason, tail, verdict.cause)
 
 
 def _tail(lines: list[str], telling: int | None) -> tuple[str, ...]:

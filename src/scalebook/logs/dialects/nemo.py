@@ -89,8 +89,6 @@ class NeMo1(LineDialect):
 
 _RECORD = re.compile(r"\bstep +(\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
-_DEGREE = re.compile(r"\s*([tpce]p)_size: (\d+)\s*$")
-_DEGREES = names("torchtitan-sizes")
 _EACH = re.compile(r"\btps (?:[\d.,]+ ?\()?([\d.,]+)/gpu\b")
 _NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
 
@@ -108,8 +106,6 @@ class NeMoAutomodel(LineDialect):
         """Take a record."""
         found = _RECORD.search(line) if "| " in line else None
         if found is None:
-            if degree := _DEGREE.match(line) if "p_size: " in line else None:
-                self.out.tell(_DEGREES[degree[1]], integer(degree[2]), weak=True)
             return False
         row = pairs(_PAIR, line[found.end() :], _NEMO_AUTOMODEL_COLUMNS)
         each = _EACH.search(line)
