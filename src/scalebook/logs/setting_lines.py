@@ -109,7 +109,7 @@ _KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
 _ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
 # Of Hydra or NeMo-Run, but for what does not train; train_batch_size counts prompts.
 _OVERRIDE = re.compile(
-    r"(?<!\S)\+{0,2}(?!\S*\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
+    r"(?<!\S)\+{0,2}(?!\S{0,99}\b(?:\w{0,20}validation\w{0,20}|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
     r"(?:\w{1,40}\.){1,8}(?!train_batch_size)(\w{1,60})=(\d{1,9})(?!\S)"
 )
 _VARIABLES = names("variables")

@@ -87,7 +87,9 @@ class SMITable(TelemetryDialect):
 
     name = "smi-table"
     markers = ("NVIDIA-SMI", " SCLK ")
-    signature = re.compile(r"MiB / +\d+MiB \||(?:^|\n) *(?:GPU|Device) [^\n]*Temp[^\n]* SCLK ")
+    signature = re.compile(
+        r"MiB / +\d+MiB \||(?:^|\n) *(?:GPU|Device) [^\n]{0,80}Temp[^\n]{0,80} SCLK "
+    )
     _DRAWN = re.compile(r" *(?:[=+|(]|GPU |Device |Name |\d{1,3} +\S|\w{3} \w{3} +\d|$)")
     _ROWS = (
         re.compile(r"\| +(?P<gpu>\d{1,3}) [^|]*\| +[\dA-F]{8}:"),
@@ -96,9 +98,9 @@ class SMITable(TelemetryDialect):
             r" +(?P<memory_used_mib>\d+)MiB / +\d+MiB \| +(?P<busy>\d+)% "
         ),
         re.compile(
-            r" *(?P<gpu>\d{1,3}) .*? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
-            r"(?P<power_watts>[\d.]+)W .*?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
-            r"(?:.*W +\S+ +(?P<busy>\d+)% *$)?"
+            r" *(?P<gpu>\d{1,3}) .{0,80}? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
+            r"(?P<power_watts>[\d.]+)W .{0,80}?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
+            r"(?:.{0,80}W +\S+ +(?P<busy>\d+)% *$)?"
         ),
     )
     _gpu = MISSING  # of the row above

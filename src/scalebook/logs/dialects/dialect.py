@@ -161,7 +161,7 @@ class LineDialect(Dialect):
         if self.assignments and (":" in line or "=" in line):
             text = split_rank(line)[1]
             if (deep := len(text) - len(text.lstrip())) <= self._evaluation:
-                self._evaluation = deep if setting_lines.EVALUATION.match(text) else math.inf
+                self._evaluation = deep if setting_lines.EVALUATION.match(text[:160]) else math.inf
             told = None if deep > self._evaluation else setting_lines.assigned(text)
             if told:
                 self.out.tell(*told, weak=True)
