@@ -99,8 +99,8 @@ class SMITable(TelemetryDialect):
         ),
         re.compile(
             r" *(?P<gpu>\d{1,3}) .{0,80}? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
-            r"(?P<power_watts>[\d.]+)W .{0,80}?\b(?P<clock_mhz>\d+)Mhz +(?P<memory_clock_mhz>\d+)Mhz "
-            r"(?:.{0,80}W +\S+ +(?P<busy>\d+)% *$)?"
+            r"(?P<power_watts>[\d.]+)W .{0,80}?\b(?P<clock_mhz>\d+)Mhz +"
+            r"(?P<memory_clock_mhz>\d+)Mhz (?:.{0,80}W +\S+ +(?P<busy>\d+)% *$)?"
         ),
     )
     _gpu = MISSING  # of the row above
