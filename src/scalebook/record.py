@@ -126,7 +126,7 @@ class RunRecord(BaseModel):
     config_hash: str | None
     source: Source = "measured"
     status: Status
-    reason: str | None = None  # a sentence for a person; None when completed
+    reason: str | None = None  # a sentence; of a completed run, what failed after the last step
     cause: str | None = None  # its kind, of logs/causes.py: gpu_memory, collective_timeout, ...
     inferred_from: str | None = None  # the run that an inferred record follows from
     log_tail: tuple[str, ...] = ()

@@ -1763,8 +1763,10 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
         "interrupted", "The log ends at step 2 of 3 and does not say how the run ended."
     )  # fmt: skip
     memory = Ending("out_of_memory", "CUDA out of memory")
+    said = "The log says that memory ran out: CUDA out of memory"
+    assert steps.status_of(job_of(*rows, total_steps=3, ending=memory)) == ("out_of_memory", said)
     assert steps.status_of(job_of(*rows, total_steps=2, ending=memory)) == (
-        "out_of_memory", "The log says that memory ran out: CUDA out of memory"
+        "completed", f"Every step was trained; what came after them failed. {said}."
     )  # fmt: skip
     failed = Ending("failed", "x")
     assert steps.status_of(job_of(*rows, total_steps=2, ending=failed))[0] == "completed"

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from scalebook import logs
+from scalebook import logs, store
+from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.registry import dialects, recognise
-from scalebook.logs.ingest.ingestion import summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.ingest.log_config import observe
 from scalebook.logs.ingest.write import observed_settings
 
@@ -95,7 +96,7 @@ SIZES: dict[str, dict[str, int]] = {
     "bridge_wrapped.log": {G: 32},
     "bridge_step_time_only.log": {},
     "gpt_neox.log": {W: 8, T: 2, P: 1, G: 64, M: 8, S: 2048},
-    "torchtitan.log": {W: 8, G: 12, M: 3, S: 4096},
+    "torchtitan.log": {W: 8, T: 2, G: 12, M: 3, S: 4096},
     "nemo2.log": {G: 128},
     "nanochat.log": {W: 8, G: 64, M: 4, S: 1024},
     "verl.log": {W: 8},
@@ -518,6 +519,8 @@ TELEMETRY = [
     ("nvidia_smi.csv", 3, [0, 1], {"power_watts": 615.5, "memory_used_gib": 241 / 3}),
     ("nvidia_dmon.txt", 2, [0, 1], {"power_watts": 505.0, "memory_used_gib": 2.5}),
     ("dcgmi.txt", 3, [0, 1], {"power_watts": 601.5, "tensor_active_fraction": 0.35}),
+    ("nvidia_smi_table.txt", 2, [0, 1], {"power_watts": 385.5, "gpu_busy_fraction": 0.975}),
+    ("rocm_smi_table.txt", 1, [0], {"power_watts": 512.0, "gpu_busy_fraction": 0.99}),
     ("rocm_smi.txt", 3, [0, 1], {"power_watts": 700.0, "gpu_busy_fraction": 0.99}),
     ("rocm_smi.csv", 2, [0, 1], {"power_watts": 705.0, "memory_used_gib": 100.0}),
     ("amd_smi.csv", 2, [0], {"power_watts": 1010.0, "clock_mhz": 2105.0}),
@@ -1344,16 +1347,20 @@ def test_mlperf_times_steps_of_gpt3_by_its_tokens(tmp_path):
     assert found["tokens_per_second_median"] == pytest.approx(64 * 2048 / 10.25)
 
 
-def test_what_fails_behind_the_last_step_is_a_remark(tmp_path):
+def test_what_fails_behind_the_last_step_is_a_failure_of_a_completed_run(tmp_path, capsys):
     line = " iteration {n}/ 2 | elapsed time per iteration (ms): 1000.0 | lm loss: {loss}.5E+00 |\n"
     text = line.format(n=1, loss=4) + line.format(n=2, loss=3)
     assert not any("after them" in said for said in read(tmp_path, text)["warnings"])
     found = read(tmp_path, text + "OSError: [Errno 28] No space left on device: '/c'\n")
-    assert found["status"] == "completed"
-    assert (
-        "Every step was trained; what came after them failed. The file system is full."
-        in found["warnings"]
-    )
+    reason = "Every step was trained; what came after them failed. The file system is full."
+    assert told(found, "status", "reason") == ("completed", reason)
+    assert reason in found["warnings"]
+    (made,), _ = ingest([tmp_path / "a.log"], tmp_path / "runs", {})
+    record = store.read_record(made.path)
+    assert (record.status, record.cause, record.reason) == ("completed", "no_space", reason)
+    assert record.log_tail
+    assert main(["list", "--runs", str(tmp_path / "runs")]) == 0
+    assert f"{record.run_id}: {reason}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("step", "jobs"), [(3, 2), (2, 2), (6, 1)])
@@ -1864,3 +1871,188 @@ def test_a_dump_of_sizes_without_a_step_is_a_run_that_printed_none(tmp_path):
     (few := tmp_path / "b.log").write_text("  world_size ....... 8\n")
     with pytest.raises(IngestError, match="not a known log"):
         summaries(few, {})
+
+
+def iterations(steps: dict[int, float], fields: str = "") -> str:
+    """Return records of Megatron-LM by step and seconds, with further fields."""
+    return "".join(
+        f" iteration {n:8d}/ 100 | elapsed time per iteration (ms): {1e3 * s:.1f} | "
+        f"global batch size: 64 | lm loss: {9 - n / 50:.6E} | {fields}\n"
+        for n, s in steps.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval"),
+    [((1, 10, 20, 30), 10), ((1, 2, 3), 1), ((1, 10), 1), ((1, 7, 9), 1), ((5, 10, 15), 5)],
+)
+def test_a_first_step_that_is_printed_as_well_is_not_the_interval(tmp_path, steps, interval):
+    found = read(tmp_path, iterations({n: 2.0 + n / 100 for n in steps}))
+    assert found["log_interval"] == interval
+
+
+def test_rates_and_lengths_in_an_iteration_line_give_the_number_of_gpus(tmp_path):
+    field = "tokens per GPU (tokens/s/GPU): {:.1f} | seq_length: 1024 |"
+    times = (9.0, 2.0, 2.5, 1.6)
+    text = "".join(iterations({n: s}, field.format(8192 / s)) for n, s in enumerate(times, 1))
+    assert told(read(tmp_path, text), "world_size", "sequence_length") == (8, 1024)
+    # Of padded batches: no number of GPUs fits all records.
+    mixed = text.replace("ms): 2500.0", "ms): 2600.0").replace("ms): 9000.0", "ms): 8000.0")
+    assert read(tmp_path, mixed)["world_size"] is None
+    both = "toks/s: 32768 | toks/s/gpu: 4096 | avg_seq_len: 900.5 |"
+    found = read(tmp_path, iterations({1: 2.0, 2: 2.0}, both))
+    assert told(found, "world_size", "sequence_length") == (8, 1024)
+
+
+@pytest.mark.parametrize("field", ["mfu: 41.25%", "MFU: 0.4125", "mfu: 41.25"])
+def test_mfu_in_an_iteration_line_is_a_percentage_or_a_fraction(tmp_path, field):
+    found = read(tmp_path, iterations({1: 2.0, 2: 2.1}, f"{field} |"))
+    assert found["mfu_logged_median"] == pytest.approx(0.4125)
+
+
+TITAN = "".join(
+    f"[titan] 2026-04-01 10:00:{n:02d},123 - root - INFO - step: {n:2}  loss:  9.50000  "
+    f"memory: 30.10GiB(38.00%)  tps: {n + 5000:,}  tflops: 12.34  mfu: 1.20%\n"
+    for n in (1, 10, 20)
+)
+TUNE = "".join(
+    f"Step {n} | loss:1.{n} lr:2e-05 tokens_per_second_per_gpu:40{n}.5\n" for n in (1, 2)
+)
+AUTO = "".join(
+    f"INFO | root | step {n} | epoch 0 | loss 1.{n} | mem 4 GiB | tps 800.00(100.00/gpu)\n"
+    for n in (1, 2)
+)
+JAX = "".join(
+    f"completed step: {n}, seconds: 2.0, TFLOP/s/device: 9.0, Tokens/s/device: 512.0, loss: 9.{n}\n"
+    for n in (0, 1)
+)
+DUMPS: list[tuple[str, str, dict[str, int | None]]] = [
+    ('[titan] Running with configs: {\n  "training": {\n    "local_batch_size": 2,\n    "seq_len": '
+     '4096\n  },\n  "parallelism": {\n    "tensor_parallel_degree": 2\n  },\n  "validation": {\n'
+     '    "local_batch_size": 8,\n    "seq_len": 2048\n  }\n}\n', TITAN,
+     {"micro_batch_size": 2, "sequence_length": 4096, "tensor_parallel_size": 2}),
+    ("[titan] Running with args: {'training': {'batch_size': 8, 'seq_len': 2048, 'steps': 20}, "
+     "'experimental': {'pipeline_parallel_degree': 2}, 'validation': {'seq_len': 64}}\n", TITAN,
+     {"micro_batch_size": 8, "sequence_length": 2048, "pipeline_parallel_size": 2}),
+    ("Training starts at step 1, with local batch size: 8, global batch size: 64, sequence length: "
+     "2048, total steps: 1000(200)\n", TITAN, {"micro_batch_size": 8, "global_batch_size": 64}),
+    ("batch_size: 2\ntensor_parallel_dim: 4\n", TUNE,
+     {"micro_batch_size": 2, "tensor_parallel_size": 4}),
+    ("distributed:\n  tp_size: 2\n  cp_size: 1\n  dp_size: none\n", AUTO,
+     {"tensor_parallel_size": 2, "context_parallel_size": 1, "data_parallel_size": None}),
+    ("Config param dcn_pipeline_parallelism: 2\nConfig param ici_pipeline_parallelism: 2\n"
+     "Config param ici_tensor_parallelism: 1\nConfig param per_device_batch_size: 4.0\n", JAX,
+     {"pipeline_parallel_size": 4, "tensor_parallel_size": 1, "micro_batch_size": None}),
+    ("python train.py base.yml ici_tensor_parallelism=1 max_target_length=8192 "
+     "per_device_batch_size=4\n", JAX,
+     {"sequence_length": 8192, "micro_batch_size": 4, "tensor_parallel_size": 1}),
+    ("pretrain --factory x trainer.strategy.tensor_model_parallel_size=4 data.seq_length=512 "
+     "data.validation_ds.micro_batch_size=8\n", iterations({1: 2.0, 2: 2.1}),
+     {"tensor_parallel_size": 4, "sequence_length": 512, "micro_batch_size": None}),
+    ("Building 1-D device mesh with ['dp_shard'], [8]\n", iterations({1: 2.0, 2: 2.1}),
+     {"world_size": 8}),
+    ("job_a/0   micro_batch_size: 2\njob_a/0   seq_length: 512\n",
+     "".join(f"job_a/0 {line}\n" for line in iterations({1: 2.0, 2: 2.1}).splitlines()),
+     {"micro_batch_size": 2, "sequence_length": 512}),
+    ("TrainArgs(save_interval=9, global_batch_size=64, micro_batch_size=4, max_seq_length=None)\n",
+     "iter 1 step 1: loss 2.5, iter time: 301.00ms\niter 2 step 2: loss 2.4, iter time: 302.00ms\n",
+     {"global_batch_size": 64, "micro_batch_size": 4}),
+    ("[INFO|DP=0|PP=0|TP=0|a]: mbs: 8 | grad_accum: 2 | cp: 1 | sequence_length: 512 | "
+     "global_batch_size: 256 | train_steps: 9\n",
+     "".join(f"iteration: {n} / 9 | consumed_tokens: 131K | time_per_iteration_ms: 2.0{n}K | "
+             "tokens_per_sec: 65K | lm_loss: 9.1 |\n" for n in (1, 2)),
+     {"micro_batch_size": 8, "context_parallel_size": 1, "global_batch_size": 256}),
+    ("[config.py:9:print]   train_batch_size ............. 32\n[config.py:9:print]   train_micro_"
+     "batch_size_per_gpu  4\n[config.py:9:print]   world_size ................... 8\n",
+     "".join(f"[INFO] 0/{n}, SamplesPerSec=1{n}.5\n" for n in (10, 20, 30)),
+     {"micro_batch_size": 4, "global_batch_size": 32, "world_size": 8}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dump", "records", "sizes"), DUMPS)
+def test_each_trainers_dump_of_its_configuration_gives_the_sizes(tmp_path, dump, records, sizes):
+    found = read(tmp_path, dump + records)
+    assert {name: found[name] for name in sizes} == sizes
+
+
+def test_a_batch_of_a_fine_tuner_is_micro_batch_times_accumulation_times_processes(tmp_path):
+    sizes = {"gradient_accumulation_steps": 2, "micro_batch_size": 4, "world_size": 2}
+    text = "".join(
+        f"{{'loss': 2.{n}, 'learning_rate': 1e-05, 'epoch': 0.{n}}}\n"
+        f" 10%| | {n}/10 [00:0{n}<00:09,  1.00it/s]\n"
+        for n in (1, 2, 3)
+    )
+    dump = json.dumps(sizes, indent=2) + "\n"
+    assert read(tmp_path, dump + text)["global_batch_size"] == 16
+
+
+def test_composer_records_of_a_run_limited_by_tokens_have_the_steps_of_their_batches(tmp_path):
+    text = "".join(
+        f"[token={n}00/900]:\n\t Train time/batch: {n - 1}\n\t Train time/sample: {64 * (n - 1)}\n"
+        f"\t Train loss/train/total: {9 - n / 10}\n\t Train throughput/samples_per_sec: {n}.0\n"
+        for n in (10, 20, 30)
+    )
+    found = read(tmp_path, text)
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (3, 10, 30, 6.0)
+
+
+def test_litgpt_calls_an_iterations_time_a_train_time_too(tmp_path):
+    line = "iter {n} step {n}: loss 2.{n}, train time: 30{n}.00ms (optimizer.step)\n"
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert (found["family"], found["loss_first"]) == ("litgpt", 2.1)
+    assert found["step_seconds_median"] == pytest.approx(0.3015)
+
+
+def test_olmo_core_prints_flops_and_refused_steps(tmp_path):
+    line = (
+        "[step={n}/100,epoch=1]\n    optim/step skipped=1.0\n"
+        "    throughput/device/flopsPS=4.5E+14\n    throughput/device/TPS=8,000\n"
+        "    train/CE loss={n}.5\n"
+    )
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert found["tflops_per_second_per_gpu_logged_median"] == pytest.approx(450)
+    assert found["skipped_iterations"] == 2
+
+
+def test_a_rate_of_a_device_behind_a_speed_is_that_of_a_device(tmp_path):
+    line = "iter {n}: loss 2.{n}, time: 30{n}.00ms, speed: 2600{n} toks/s/device\n"
+    found = read(tmp_path, "".join(line.format(n=n) for n in (1, 2, 3)))
+    assert found["tokens_per_second_per_gpu_median"] == 26002.5
+    assert found["tokens_per_second_median"] is None
+
+
+def test_a_printed_rate_goes_before_one_by_a_clock_that_runs_on(tmp_path):
+    mesh = "Building 1-D device mesh with ['dp_shard'], [8]\n"
+    sizes = "local batch size 2, global batch size 16, sequence length 4096, total steps 50\n"
+    found = read(tmp_path, mesh + sizes + TITAN)
+    assert found["tokens_per_second_per_gpu_median"] == 5015
+
+
+def test_a_line_may_hold_many_records_of_litgpt(tmp_path):
+    one = (
+        "Epoch 3 | iter {n} step {n} | loss train: 0.{n}, val: 1.0 | iter time: 62{n}.00 ms (step) "
+    )
+    found = read(tmp_path, "".join(one.format(n=n) for n in (7, 8, 9)) + "\n")
+    assert told(found, "n_records", "first_step", "last_step", "loss_last") == (3, 7, 9, 0.9)
+
+
+def test_deepspeeds_pipeline_prints_further_losses_between_loss_and_time(tmp_path):
+    line = (
+        "steps: {n} loss: 2.{n} lm_loss: 1.5 aux_loss: 0.01 iter time (s): 1.{n} samples/sec: 4.5\n"
+    )
+    found = read(tmp_path, line.format(n=1) + line.format(n=2))
+    assert told(found, "n_records", "loss_first", "loss_last") == (2, 2.1, 2.2)
+    assert found["step_seconds_median"] == pytest.approx(1.15)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_the_loss_of_a_step_is_that_of_the_rank_that_has_one(tmp_path, first):
+    mesh = "[rank0]:[titan] Building 2-D device mesh with ['pp', 'dp_shard'], [2, 4]\n"
+    text = "".join(
+        titan(n, 9.5 - n if rank else -1.0, f"10:0{n}:00").replace("rank0", f"rank{rank}")
+        for n in (1, 2)
+        for rank in (first, 4 - first)
+    )
+    found = read(tmp_path, mesh + text)
+    assert told(found, "n_records", "loss_first", "loss_last") == (2, 8.5, 7.5)
+    assert told(found, "world_size", "pipeline_parallel_size") == (8, 2)

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook import store
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base import sections
 from scalebook.report.base.frames import ReportData, load
@@ -173,6 +174,21 @@ def test_runs_that_failed_for_one_reason_share_a_sentence(tmp_path: Path) -> Non
         write_run(tmp_path, name, config(), status="failed", steps=0, reason=reason)
     text = words(findings(load(tmp_path)))
     assert text.endswith("failed: 2 runs (a, c). It broke. failed: 1 run (b). It burned.")
+
+
+def test_a_run_that_failed_after_its_last_step_counts_with_its_rate_and_as_a_failure(tmp_path):
+    write_run(tmp_path, "a", config(), seconds=0.1)
+    directory = write_run(tmp_path, "b", config(seed=1), seconds=0.1)
+    assert "None of 2 runs failed" in words(front.screen(load(tmp_path)))
+    record = store.read_record(directory)
+    after = {"reason": "What came after them failed.", "cause": "no_space"}
+    store.write_record(directory, record.model_copy(update=after))
+    data = load(tmp_path)
+    assert data.completed["run_id"].sort().to_list() == ["a", "b"]
+    said = words(reliability_page.statuses(data))
+    assert said.startswith("2 runs: 2 completed.")
+    assert said.endswith("failed after the last step: 1 run (b). What came after them failed.")
+    assert "1 of 2 runs: 1 failed after the last step." in words(front.screen(data))
 
 
 def test_failures_and_reasons_stand_in_the_order_of_the_runs(tmp_path: Path) -> None:

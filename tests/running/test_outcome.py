@@ -468,6 +468,16 @@ KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
          "20)."),
         ([], {"code": 7, "host_memory_kills": 1}, "failed", "exit_code",
          "The trainer ended with exit code 7, without a message (after step 3 of 20)."),
+        # The last save, an export or the shutdown of a run that trained to its end.
+        (["OSError: [Errno 28] No space left on device: '/c'"], {"steps_done": 20}, "completed",
+         "no_space", "Every step was trained; what came after them failed. The file system is "
+         "full."),
+        (["OSError: [Errno 28] No space left on device: '/c'"], {"steps_done": 19}, "failed",
+         "no_space", "The file system is full (after step 19 of 20)."),
+        ([], {"code": 7, "steps_done": 20}, "completed", "exit_code", "Every step was trained; "
+         "what came after them failed. The trainer ended with exit code 7, without a message."),
+        ([], {"code": 3, "steps_done": 20}, "diverged", "not_finite",
+         "Training diverged: loss or gradient was not finite (after step 20 of 20)."),
     ],
 )  # fmt: skip
 def test_each_end_has_its_status_cause_and_sentence(log, known, status, cause, reason):

@@ -153,9 +153,9 @@ def _print_people(found: list[RunMetrics], added: list[str]) -> None:
     print_table(headers, [(*_row(item), *of) for item, of in zip(found, cells, strict=True)])
     for item in found:
         rateless = item.status == "completed" and item.tokens_per_second_per_gpu is None
-        reason = item.throughput_reason if rateless else item.reason
-        if reason and item.status != "void":
-            print(f"{item.run_id}: {reason}")
+        for reason in (item.reason, item.throughput_reason if rateless else None):
+            if reason and item.status != "void":
+                print(f"{item.run_id}: {reason}")
 
 
 def list_columns(options: argparse.Namespace) -> int:

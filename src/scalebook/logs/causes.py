@@ -110,6 +110,8 @@ def _bracket(groups: dict[str, str]) -> list[str]:
     return [f" ({', '.join(inside)})"] if inside else []
 
 
+# Of a run that completed: its last save, its export or its shutdown failed.
+AFTER_TRAINING = "Every step was trained; what came after them failed. {}."
 TRACEBACK = "Traceback (most recent call last)"
 ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
 ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())

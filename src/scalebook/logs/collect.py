@@ -24,13 +24,9 @@ COUNTED = ("step", "skipped", "nan")
 POSITIVE = {*COLUMNS} - {*COUNTED, "loss", "grad_norm", "learning_rate", "not_finite", "clock"}
 # Settings whose change says that another job began.
 IDENTITY = (
-    "world_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "sequence_length",
-    "num_layers",
+    "world_size", "tensor_parallel_size", "pipeline_parallel_size", "sequence_length", "num_layers",
     "hidden_size",
-)
+)  # fmt: skip
 SIZES = (*named("size"), *PARALLEL_SIZES)
 
 

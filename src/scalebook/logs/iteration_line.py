@@ -69,6 +69,13 @@ def _split(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _column(name: str, value: str) -> tuple[str, float] | None:
+    """Return the column of a field and its scale; MFU may be a percentage or a fraction."""
+    key = key_of(name)
+    found = column_of(key) or _timed(key, value)
+    return ("mfu", 1.0) if key == "mfu" and "%" not in value and number(value) <= 1 else found
+
+
 def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     name, value = _split(text)
     if bare := _TFLOPS_BARE.match(text):
@@ -78,7 +85,7 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     if key == "approxflopspergpu":
         row["tflops_per_gpu"] = scaled(_SPACE.sub("", value)) / 1e12
         return
-    column = column_of(key) or _timed(key, value)
+    column = _column(name, value)
     if column is None or column[0] in row:
         return
     figure = _SPACE.sub("", value)
@@ -129,7 +136,7 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
         taken.add("consumed_samples")  # only ever used to derive these two
     for text in line[found.end() :].rstrip().split("|")[:-1]:
         name, value = _split(text)
-        column = column_of(key_of(name))
+        column = _column(name, value)
         if column and column[0] not in _IN_UNITS and scaled(value) != number(value):
             return None  # with a factor behind it
         if column is None or column[0] in taken:

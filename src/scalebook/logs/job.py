@@ -16,31 +16,14 @@ from scalebook.logs.setting_lines import Value
 
 # Seconds are of one optimizer step; a rate is per second; memory is in GiB.
 COLUMNS = [
-    "step",
-    "seconds",
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "global_batch_size",
-    "sequence_length",
-    "consumed_samples",
-    "consumed_tokens",
-    "samples_per_second",
-    "samples_per_second_per_gpu",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu",
-    "tokens_in_step",
-    "allocated_gib",
-    "reserved_gib",
-    "device_gib",
-    "skipped",
-    "nan",
+    "step", "seconds", "loss", "grad_norm", "learning_rate", "global_batch_size", "sequence_length",
+    "consumed_samples", "consumed_tokens", "samples_per_second", "samples_per_second_per_gpu",
+    "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "tokens_in_step",
+    "allocated_gib", "reserved_gib", "device_gib", "skipped", "nan",
     "not_finite",  # 1 where the loss was printed and is not a number
     "held",  # 1 where the log tells of a checkpoint, an evaluation, ... since the row before
     "clock",
-]
+]  # fmt: skip
 
 
 _HIGHER = 1.3  # times the loss before: not of the same training

@@ -136,9 +136,9 @@ _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_
 
 def cell(column: str, value: float, unit: str) -> tuple[str, float]:
     """Return a column and its value by the unit behind the figure; no column if it needs one."""
-    if unit.endswith("/s"):  # PaddleNLP: ips is of a device
-        kind = _KINDS[unit[0]]
-        column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
+    if "/s" in unit:  # PaddleNLP: ips is of a device
+        kind, each = _KINDS[unit[0]], "_per_gpu" if unit.endswith(("gpu", "device")) else ""
+        column = kind + each if column == "by_unit" else column.replace("tokens_per_second", kind)
     if column == "by_unit" or (column.endswith("_gib") and unit not in _GIB):
         return "", value
     if column == "iterations_per_second":
@@ -181,7 +181,8 @@ def _named() -> re.Pattern[str]:
         r"(?:\s*[:=]\s*|\s+)"
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
         r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:])"
-        r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
+        r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
+        r"(?:/(?:gpu|device))?|)",
         re.IGNORECASE,
     )
 

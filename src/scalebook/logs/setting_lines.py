@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -16,7 +17,9 @@ Value: TypeAlias = int | float | str | bool
 SIZES = names("settings")
 WORDS = alternatives("told")["words"]
 _FORMATS = names("formats")
-_DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
+_DOTTED = re.compile(  # DeepSpeed leaves no room for dots behind a long name
+    r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)|:print\] +(\w{29,}) +(\S+)"
+)
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
     r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model[- ])?parallel)"
@@ -91,14 +94,24 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 STATED_PIECES = (
     "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
     "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
-    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi",
+    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi", "Args(", "Arguments(",
+    "device mesh with", "_size=",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
     r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
 )
-_FLAG = re.compile(r"(?<![\w-])--(?:\w+\.)*([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])")
+_FLAG = re.compile(  # --tp-size is an inference engine's
+    r"(?<![\w-])--(?:\w+\.)*(?!.p[-_]size)([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])"
+)
+_KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
+_ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
+# Of Hydra or NeMo-Run, but for what does not train; train_batch_size counts prompts.
+_OVERRIDE = re.compile(
+    r"(?<!\S)\+{0,2}(?!\S{0,99}\b(?:\w{0,20}validation\w{0,20}|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
+    r"(?:\w{1,40}\.){1,8}(?!train_batch_size)(\w{1,60})=(\d{1,9})(?!\S)"
+)
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
@@ -134,6 +147,10 @@ def model_in(line: str) -> str | None:
     return next((name for name in names if name.replace("-", "") == said), None)
 
 
+_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_MESH = re.compile(r"device mesh with ([^\n]{0,100}?)\[(\d+(?:, *\d+)*)\]")
+_TITAN = names("torchtitan-sizes")
+_TITAN_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _BANNERS = names("banner")
 _BANNER = re.compile(rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)")
 
@@ -142,6 +159,21 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
     """Yield the settings of a line that a trainer prints before it starts."""
     for name, digits in _BANNER.findall(line) if " = " in line else ():
         yield _BANNERS[name], integer(digits.replace(",", ""))
+    if "batch size" in line and "sequence length" in line:
+        for name, digits in _TITAN_SIZES.findall(line):
+            yield _TITAN[name], integer(digits)
+    if "device mesh with parallelism" in line:
+        degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
+        yield from ((_TITAN[name], size) for name, size in degrees.items() if name in _TITAN)
+        yield "data_parallel_size", degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
+        outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
+        if len(outer) == 5:
+            yield "world_size", math.prod(outer)
+    if mesh := _MESH.search(line) if "device mesh with" in line else None:
+        sizes = [integer(size.strip()) for size in mesh[2].split(",")]
+        yield "world_size", math.prod(sizes)
+        axes = zip(re.findall(r"'(\w+)'", mesh[1]), sizes, strict=False)
+        yield from ((_TITAN[name], size) for name, size in axes if name in _TITAN)
 
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:
@@ -149,7 +181,10 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     world = _WORLD.search(line) if "init_method" not in line else None  # an inference engine's
     if world:
         yield "world_size", integer(world[1] or world[2])
-    for name, digits in _FLAG.findall(line) if " --" in line or "'--" in line else ():
+    options = _FLAG.findall(line) if " --" in line or "'--" in line else []
+    options += _OVERRIDE.findall(line) if "_size=" in line else []
+    options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
+    for name, digits in options:
         ours = SIZES.get(name.replace("-", "_"))
         if ours and integer(digits):
             yield ours, integer(digits)
@@ -245,14 +280,19 @@ def dotted(line: str) -> tuple[str, Value] | None:
     found = _DOTTED.search(line)
     if found is None:
         return None
-    name = found[1]
+    name, text = found[1] or found[3], found[2] or found[4] or ""
     if ":print]" in line and name == "world_size":
         name = "data_parallel_size"
     elif name == "batch_size":
         name = "micro_batch_size"
     elif ":print]" in line and not name.startswith("train_") and name not in _FORMATS:
         return None
-    return _value(name, _ORIGIN.sub("", found[2]))
+    return _value(name, _ORIGIN.sub("", text))
+
+
+EVALUATION = re.compile(  # the section of a dump on it
+    r"\s*['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|generation)['\"]?\s*[:=]\s*[{(]?\s*$"
+)
 
 
 def assigned(line: str) -> tuple[str, Value] | None:
@@ -270,5 +310,5 @@ def scan(line: str) -> Iterator[tuple[str, Value]]:
             if not encoder and integer(digits) >= 1:
                 name = re.sub("[- ](?:model[- ])?", "_", kind)
                 yield f"{name}_size", integer(digits)
-    elif ".. " in line and (found := dotted(line)):
+    elif (".. " in line or ":print] " in line) and (found := dotted(line)):
         yield found

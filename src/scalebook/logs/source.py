@@ -32,7 +32,7 @@ _CODECS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 # torchrun --tee, PyTorch, srun --label, mpirun --tag-output, pdsh and nemo-run, in this order.
 _PREFIX = re.compile(
     r"\s*(?:\[default(?P<torchrun>\d+)\]:|\[rank(?P<torch>\d+)\]:|(?P<srun>\d{1,5}): ?"
-    r"|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>:|[\w.-]+/(?P<role>\d+) (?= ?\S)"
+    r"|\[\d+,(?P<mpi>\d+)\]<std(?:out|err)>:|[\w.-]+/(?P<role>\d+) (?= ?\S| +\w+:)"
     r"|\([\w.-]+ pid=\d+[^)]*\) )"
 )
 

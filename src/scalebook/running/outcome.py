@@ -77,7 +77,10 @@ class EndEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended; ``reason`` is one line and ``cause`` its kind, None when it completed."""
+    """How a run ended; ``reason`` is one line and ``cause`` its kind.
+
+    Of a completed run they say what failed after its last step, and are None where nothing did.
+    """
 
     status: Status
     reason: str | None
@@ -97,13 +100,19 @@ def classify(evidence: EndEvidence) -> Outcome:
     """Return the status of a run, the reason in one line, and the log lines that explain it."""
     log = [_COLOUR.sub("", line[:LINE_CHARACTERS]) for line in evidence.log]
     lines = informative(log)
-    whole = evidence.exit_code == 0 and evidence.steps_done >= (evidence.steps_asked or 1)
-    verdict = _unlearnt(evidence) if whole else _explain(evidence, lines, log)
-    if verdict is None:
+    asked, done = evidence.steps_asked, evidence.steps_done
+    trained = evidence.started and asked is not None and done >= asked
+    whole = evidence.exit_code == 0 and done >= (asked or 1)
+    verdict = _unlearnt(evidence) if trained or whole else None
+    if verdict is None and whole:
         return Outcome("completed", None, ())
-    whole = not evidence.started or verdict.status == "illegal"
-    reason = verdict.sentence if whole else f"{verdict.sentence.rstrip('.')} {_where(evidence)}"
-    return Outcome(verdict.status, reason, _tail(lines, verdict.line), verdict.cause)
+    verdict = verdict or _explain(evidence, lines, log)
+    said, tail = verdict.sentence.rstrip("."), _tail(lines, verdict.line)
+    if trained and verdict.status != "diverged":
+        return Outcome("completed", causes.AFTER_TRAINING.format(said), tail, verdict.cause)
+    bare = not evidence.started or verdict.status == "illegal"
+    reason = verdict.sentence if bare else f"{said} {_where(evidence)}"
+    return Outcome(verdict.status, reason, tail, verdict.cause)
 
 
 def _tail(lines: list[str], telling: int | None) -> tuple[str, ...]:

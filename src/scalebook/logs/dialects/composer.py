@@ -7,7 +7,10 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import integer, names, number
 
-_HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
+# By what the run is limited: batches (of an epoch), or tokens, samples or seconds.
+_HEADER = re.compile(
+    r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?(batch|token|sample|second|iteration)=(\d+)(?:/(\d+))?\]:?"
+)
 _ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _COLUMNS = names("composer")
 _GB_IN_GIB = 1e9 / 2**30
@@ -20,7 +23,7 @@ class Composer(LineDialect):
 
     name = "composer"
     markers = ("Train ",)
-    signature = re.compile(r"\[batch=\d+/\d+\]:?|\bTrain throughput/|\bTrain time/batch:")
+    signature = re.compile(r"\[batch=\d+(?:/\d+)?\]:?|\bTrain throughput/|\bTrain time/batch:")
     assignments = True
 
     def __init__(self) -> None:
@@ -31,14 +34,15 @@ class Composer(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take a header or an entry of the record that is open."""
-        header = _HEADER.search(line) if "batch=" in line else None
+        header = _HEADER.search(line) if "=" in line else None
         if header:
             if self._batch is None and "time/batch" not in self._entries:  # cut off at its head
                 self.out.job.counts.broken_records += bool(self._entries)
                 self._entries = {}
             self._emit()
-            self._batch = integer(header[2])
-            self._total = None if header[1] else integer(header[3])
+            batches = header[2] == "batch"
+            self._batch = integer(header[3]) if batches else None
+            self._total = integer(header[4]) if batches and header[4] and not header[1] else None
         entry = _ENTRY.search(line) if "Train " in line else None
         if entry and not self.cut:
             self._entries[entry[1]] = number(entry[2])

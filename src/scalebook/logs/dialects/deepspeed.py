@@ -8,6 +8,7 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import IterationDialect
 from scalebook.logs.numbers import MISSING, integer, names, number
 from scalebook.logs.pairs import pairs_of
+from scalebook.settings import PARALLEL_SIZES
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -16,7 +17,8 @@ TIMER = re.compile(
 )
 SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),(?: lr=\[([\d.eE+-]+))?")
 _PIPELINE = re.compile(
-    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
+    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf)(?: \w{1,40}: \S{1,20}){0,20}"
+    r" iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
 # A step that a loss scale has to shrink for, as each optimizer of DeepSpeed words it.
 _OVERFLOW = re.compile(r"OVERFLOW! Rank 0 Skipping step|loss scale overflow! Skipping step")
@@ -39,7 +41,7 @@ class DeepSpeed(LineDialect):
     name = "deepspeed"
     markers = ("SamplesPerSec=", "iter time (s):", "DeepSpeed Flops Profiler")
     signature = re.compile(
-        r"\d, (?:RunningAvg)?SamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,60}iter time \(s\):"
+        r"\d, (?:RunningAvg)?SamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,600}iter time \(s\):"
         r"|DeepSpeed Flops Profiler"
     )
 
@@ -157,8 +159,14 @@ class DeepSpeed(LineDialect):
     def finish(self) -> None:
         """Take what the last start printed, and step times by the clock."""
         self._hand_out()
-        if not self._pipeline:
-            super().finish()
+        if self._pipeline:
+            return
+        super().finish()
+        for job in self.out.jobs:  # replicas, of which model parallelism would make fewer
+            replicas = job.settings.get("data_parallel_size")
+            if replicas and not job.settings.keys() & {*PARALLEL_SIZES, "world_size"}:
+                job.settings["world_size"] = replicas
+                job.derived["world_size"] = "replicas without model parallelism"
 
 
 _SPEED = re.compile(r"\|\s*speed ([\d.]+) samples/\(min\*GPU\)")

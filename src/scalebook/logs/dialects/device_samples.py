@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from scalebook.logs import causes
 from scalebook.logs.collect import MOST_ROWS
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, clock_of, number
@@ -76,6 +77,52 @@ class TableTelemetry(TelemetryDialect):
         if not math.isnan(row["gpu"]):  # else the line of the units
             self.sample(row)
         return True
+
+
+class SMITable(TelemetryDialect):
+    """What nvidia-smi or rocm-smi draws without options, alone in a file.
+
+    A log of training often begins with such a table, and is not telemetry.
+    """
+
+    name = "smi-table"
+    markers = ("NVIDIA-SMI", " SCLK ")
+    signature = re.compile(
+        r"MiB / +\d+MiB \||(?:^|\n) *(?:GPU|Device) [^\n]{0,80}Temp[^\n]{0,80} SCLK "
+    )
+    _DRAWN = re.compile(r" *(?:[=+|(]|GPU |Device |Name |\d{1,3} +\S|\w{3} \w{3} +\d|$)")
+    _ROWS = (
+        re.compile(r"\| +(?P<gpu>\d{1,3}) [^|]*\| +[\dA-F]{8}:"),
+        re.compile(
+            r"\|[^|]* (?P<temperature_celsius>\d+)C +P\d+ +(?P<power_watts>\d+)W / +\d+W \|"
+            r" +(?P<memory_used_mib>\d+)MiB / +\d+MiB \| +(?P<busy>\d+)% "
+        ),
+        re.compile(
+            r" *(?P<gpu>\d{1,3}) .{0,80}? (?P<temperature_celsius>[\d.]+)(?:°C|c) +"
+            r"(?P<power_watts>[\d.]+)W .{0,80}?\b(?P<clock_mhz>\d+)Mhz +"
+            r"(?P<memory_clock_mhz>\d+)Mhz (?:.{0,80}W +\S+ +(?P<busy>\d+)% *$)?"
+        ),
+    )
+    _gpu = MISSING  # of the row above
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether a text is such a table and hardly anything else."""
+        alone = super().recognises(text) and not causes.mentions_ending(text)
+        lines = text.split("\n") if alone else []
+        return bool(lines) and sum(map(bool, map(cls._DRAWN.match, lines))) > 0.9 * len(lines)
+
+    def line(self, line: str) -> bool:
+        """Take a row of one device."""
+        found = next(filter(None, (row.match(line) for row in self._ROWS)), None)
+        texts = found.groupdict() if found else {}
+        row = {name: number(text) for name, text in texts.items() if text}
+        self._gpu = row.get("gpu", self._gpu)
+        if len(row) > 1:
+            row["memory_used_gib"] = row.pop("memory_used_mib", MISSING) / 1024
+            row["gpu_busy_fraction"] = row.pop("busy", MISSING) / 100
+            self.sample({"gpu": self._gpu, **row})
+        return bool(row)
 
 
 class CSVTelemetry(TelemetryDialect):

@@ -67,6 +67,7 @@ class LineDialect(Dialect):
     rank: int | None = None  # whose log this is
     traceback = False  # the exception that ends it comes soon
     ignored = False  # it is one that Python ignores
+    _evaluation = math.inf  # how deep a dump's section on it is indented
     _last_taken = ""  # the last line that was a record
     _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
 
@@ -158,7 +159,10 @@ class LineDialect(Dialect):
             for name, size in setting_lines.batch_in_name(line):
                 self.out.tell(name, size, weak=True)
         if self.assignments and (":" in line or "=" in line):
-            told = setting_lines.assigned(split_rank(line)[1])
+            text = split_rank(line)[1]
+            if (deep := len(text) - len(text.lstrip())) <= self._evaluation:
+                self._evaluation = deep if setting_lines.EVALUATION.match(text[:160]) else math.inf
+            told = None if deep > self._evaluation else setting_lines.assigned(text)
             if told:
                 self.out.tell(*told, weak=True)
 

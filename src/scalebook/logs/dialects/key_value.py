@@ -175,12 +175,9 @@ class Verl(LineDialect):
 
     name = "verl"
     markers = (
-        "timing_s/step:",
-        "perf/throughput:",
-        "perf/time_per_step:",
-        "train/loss:",
+        "timing_s/step:", "perf/throughput:", "perf/time_per_step:", "train/loss:",
         "actor/pg_loss:",
-    )
+    )  # fmt: skip
     signature = re.compile(r"\bstep:\d+ - [\w/@.-]+:\S+ - ")
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
 
 _RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b", re.IGNORECASE)
 _LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? *([\d.]+|nan|inf)", re.IGNORECASE)
-_TIME = re.compile(r"iter time: +([\d.]+) ?(m?)s\b")
+_TIME = re.compile(r"(?:iter|train) time: +([\d.]+) ?(m?)s\b")
 
 
 class LitGPT(LineDialect):
@@ -19,15 +20,24 @@ class LitGPT(LineDialect):
     """
 
     name = "litgpt"
-    markers = ("iter time:",)
+    markers = ("iter time:", "train time:")
+    assignments = True
     signature = re.compile(
-        r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?m?s\b"
+        r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}(?:iter|train) time: +[\d.]+ ?m?s\b"
     )
     _last = -1
 
     def line(self, line: str) -> bool:
-        """Take the first line of a step."""
-        found = _RECORD.search(line) if "iter time:" in line else None
+        """Take the records of a line, of which a copy may hold many."""
+        starts = [found.start() for found in _RECORD.finditer(line)] if " time:" in line else []
+        taken = False
+        for start, end in pairwise([*starts, len(line)]):
+            taken = self._record(line[start:end]) or taken
+        return taken
+
+    def _record(self, line: str) -> bool:
+        """Take the first record of a step."""
+        found = _RECORD.search(line)
         time = _TIME.search(line) if found else None
         if found is None or time is None:
             return False

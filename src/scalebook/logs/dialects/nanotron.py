@@ -14,7 +14,9 @@ _RECORD = re.compile(r"iteration: (\d+) / (\d+) \|")
 _PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.,eE]+[KMGBT]?|nan|inf)")
 _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)MiB")
 _ARGUMENT = re.compile(
-    r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
+    r"\b(?P<name>dp|pp|tp|(?:expert|context)_parallel_size|sequence_length|micro_batch_size"
+    r"|train_steps)"
+    r"=(?P<value>\d+)\b|\b(?P<named>mbs|cp|sequence_length|global_batch_size): (?P<of>\d+) \|"
 )
 _OURS = names("nanotron-arguments")
 _COLUMNS = names("nanotron")
@@ -61,8 +63,9 @@ class Nanotron(LineDialect):
             details = self.out.job.details
             details["peak_allocated_gib"] = number(memory[1]) / _MIB_A_GIB
             details["peak_reserved_gib"] = number(memory[2]) / _MIB_A_GIB
-        elif "Args(" in line or line.startswith("   ") or "]:   " in line:
-            for name, value in (found.groups("") for found in _ARGUMENT.finditer(line)):
+        elif "Args(" in line or "mbs: " in line or line.startswith("   ") or "]:   " in line:
+            for found in _ARGUMENT.finditer(line):
+                name, value = (one for one in found.groups() if one)
                 if integer(value) > 0:
                     self.out.tell(_OURS.get(name, name), integer(value), weak=True)
 

@@ -57,6 +57,7 @@ class NeMo1(LineDialect):
     """
 
     name = "nemo1"
+    assignments = True
     markers = ("global_step=",)
     signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs
+from scalebook.logs.setting_lines import SIZES
 from scalebook.logs.source import split_rank
 
 _STEP = r"\bstep: +(\d+)(?:/(\d+)(?: = [\d.]+%)?)? +"
 _RECORD = re.compile(rf"(?<!validate ){_STEP}(?=[^\n]{{0,300}}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
-_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
-_OURS = names("torchtitan-sizes")
-_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
-_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps) (\d+)")
 _COLUMNS = names("torchtitan")
+_ENTRY = re.compile(r"'(\w+)': (\d{1,9})\b(?![.])")
 _NO_LOSS = -1.0  # of a pipeline stage that is not the last
 
 
@@ -49,33 +46,25 @@ class TorchTitan(LineDialect):
         named = integer(primus[1]) if primus else split_rank(line)[0]
         rank = self.rank if named is None else named
         total, world = (integer(one) if one else None for one in (found[2], primus and primus[2]))
+        job = self.out.job
+        again = job.rank not in (None, rank) and job.last_step == row["step"]
+        if again and "loss" not in job.table.row(len(job.table) - 1):  # of a stage that has none
+            job.table.amend("loss", row.get("loss", MISSING))
         self.out.step(row, total=total, rank=rank, world=world)
         if primus:
             self.out.tell("world_size", integer(primus[2]))
         return True
 
     def _sizes(self, line: str) -> None:
-        if "batch size" in line and "sequence length" in line:
-            for name, digits in _SIZES.findall(line):
-                self.out.tell(_OURS[name], integer(digits))
-        if "device mesh with parallelism" in line:
-            degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
-            for name, size in degrees.items():
-                if name in _OURS:
-                    self.out.tell(_OURS[name], size)
-            outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
-            replicas = degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
-            self.out.tell("data_parallel_size", replicas)
-            if len(outer) == 5:
-                self.out.tell("world_size", math.prod(outer))
-        mesh = _MESH.search(line) if "device mesh with" in line else None
-        if mesh:
-            sizes = [integer(size.strip()) for size in mesh[1].split(",")]
-            self.out.tell("world_size", math.prod(sizes))
+        if "Running with " in line:  # older ones print a dictionary in one line
+            for name, digits in _ENTRY.findall(line.partition("'validation'")[0]):
+                if name in SIZES or name == "batch_size":
+                    self.out.tell(SIZES.get(name, "micro_batch_size"), integer(digits), weak=True)
 
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_BATCH = re.compile(r"batch_size: (\d{1,9})\s*$")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
 _TORCHTUNE_COLUMNS = names("torchtune")
 
@@ -107,6 +96,8 @@ class Torchtune(LineDialect):
         return True
 
     def _bar(self, line: str) -> bool:
+        if size := _BATCH.match(line):
+            self.out.tell("micro_batch_size", integer(size[1]))
         found = list(_BAR.finditer(line)) if "|Loss: " in line else []
         for bar in found:
             if not self._rate and integer(bar[2]) != self._last:

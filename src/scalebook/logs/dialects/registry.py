@@ -31,6 +31,7 @@ _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # with their classes
     ("rows", ("Rows",)),
     ("hf_trainer", ("HFTrainer",)),
     ("deepspeed", ("DeepSpeed",)),
+    ("device_samples", ("SMITable",)),
     ("nvidia_smi", ("NvidiaSMI", "NvidiaDmon", "DcgmiDmon")),
     ("amd_smi", ("AMDSMICSV", "AMDSMIMonitor", "RocmSMICSV", "RocmSMIText")),
     ("kineto", ("Kineto",)),

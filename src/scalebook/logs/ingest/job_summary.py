@@ -29,7 +29,6 @@ from scalebook.store import Run
 
 _NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 _FITS = 0.02
-_AFTER = "Every step was trained; what came after them failed. {}."
 # Printed and recounted TFLOP/s that are closer than this agree.
 AGREES = AGREEMENT / 2
 
@@ -227,13 +226,9 @@ _MEASURED = {  # of a run, by what a summary calls it
 }
 _MOST_STEPS = 100_000  # more are counted when the run is listed
 SIZES = (
-    "world_size",
-    *PARALLEL_SIZES,
-    "data_parallel_size",
-    "global_batch_size",
-    "micro_batch_size",
+    "world_size", *PARALLEL_SIZES, "data_parallel_size", "global_batch_size", "micro_batch_size",
     "sequence_length",
-)
+)  # fmt: skip
 
 
 def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:
@@ -296,7 +291,6 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     tflops = recount(job, known)
     notes = packing(known)
     trace = object_of(job.details.get("breakdown"))
-    after = job.ending and job.ending.sentence
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -325,7 +319,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
-            *([_AFTER.format(after)] if status == "completed" and after else []),
+            *([reason] if status == "completed" and reason else []),
             *([trace["reason"]] if trace.get("reason") else []),
             *notes,
         ],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TypeAlias
 
 from scalebook.errors import IngestError
 from scalebook.facts import catalog
@@ -39,16 +39,21 @@ def rounding_of(job: Job, name: str) -> float:
     return max(finest / abs(median), job.rounded)
 
 
-def ratio(job: Job, above: Iterable[str], below: Iterable[str]) -> tuple[float, float] | None:
-    """Return the median over rows of a quotient of columns, and its relative error."""
-    names = [*above, *below]
-    count = len(list(above))
+def _quotients(job: Job, names: Sequence[str], count: int) -> list[float]:
+    """Return of each row the product of the first ``count`` columns over that of the others."""
     columns = [job.table.column(name) for name in names]
     quotients: list[float] = []
     for row in zip(*columns, strict=True):
         top, bottom = math.prod(row[:count]), math.prod(row[count:])
         if top > 0 and bottom > 0:  # false for NaN
             quotients.append(top / bottom)
+    return quotients
+
+
+def ratio(job: Job, above: Sequence[str], below: Sequence[str]) -> tuple[float, float] | None:
+    """Return the median over rows of a quotient of columns, and its relative error."""
+    names = [*above, *below]
+    quotients = _quotients(job, names, len(above))
     if not quotients:
         return None
     error = sum(rounding_of(job, name) for name in names)
@@ -70,6 +75,7 @@ def difference(job: Job, above: str, below: str) -> int | None:
 
 
 SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+_EACH = "tokens_per_second_per_gpu"
 # Rates of one log that different timers took agree to about this.
 _NOISE = 0.015
 _FINEST = 2e-5
@@ -113,104 +119,72 @@ def _steady(job: Job, observation: LogConfig, name: str) -> None:
         )
 
 
-def _derive(
-    observation: LogConfig, name: str, origin: str, compute: Callable[[], int | None]
-) -> None:
-    if observation.size(name) is None:
-        value = compute()
-        if value is not None:
-            observation.put(name, value, "derived", origin)
+Ways: TypeAlias = Iterator[tuple[str, int | None]]  # from what, and the value that it gives
 
 
-def _world(job: Job, known: LogConfig) -> None:
-    length = known.size("sequence_length")
-
-    def by(above: list[str], below: list[str], scale: int | None = 1) -> Callable[[], int | None]:
-        def compute() -> int | None:
-            found = ratio(job, above, below)
-            if found is None or not scale:
-                return None
-            value = found[0] * scale
-            return only_integer(value, max(found[1], _FINEST)) or (
-                only_integer(value, _NOISE) if value < 1 / (2 * _NOISE) else None
-            )
-
-        return compute
-
-    def by_split() -> int | None:
-        sizes = [known.size(name) for name in (*SPLIT, "data_parallel_size")]
-        told = [size for size in sizes if size is not None]
-        return math.prod(told) if len(told) == len(sizes) else None
-
-    def by_nodes() -> int | None:
-        nodes, each = known.size("nodes"), known.size("gpus_per_node")
-        return nodes * each if nodes and each else None
-
-    total, each = "tokens_per_second", "tokens_per_second_per_gpu"
-    derive = (
-        ("total over per-GPU tokens per second", by([total], [each])),
-        (
-            "total over per-GPU samples per second",
-            by(["samples_per_second"], ["samples_per_second_per_gpu"]),
-        ),
-        (
-            "tokens of a step over per-GPU tokens per second x step time",
-            by(["tokens_in_step"], [each, "seconds"]),
-        ),
-        (
-            "samples per second x sequence length over per-GPU tokens per second",
-            by(["samples_per_second"], [each], length),
-        ),
-        ("product of the parallel sizes", by_split),
-        ("nodes x GPUs per node", by_nodes),
-    )
-    for origin, compute in derive:
-        _derive(known, "world_size", origin, compute)
+def _derive(known: LogConfig, name: str, ways: Ways) -> None:
+    """Set what is not known by the first way that gives a value."""
+    if known.size(name) is None:
+        found = next(((origin, value) for origin, value in ways if value is not None), None)
+        if found is not None:
+            known.put(name, found[1], "derived", found[0])
 
 
-def _from_whole_run(job: Job, known: LogConfig) -> None:
-    """Derive from the rates that a trainer prints of the whole run, rounded as they are."""
+def _worlds(job: Job, known: LogConfig) -> Ways:
+    length, total, each = known.size("sequence_length"), "tokens_per_second", _EACH
 
-    def quotient(above: str, below: str) -> Callable[[], int | None]:
-        def compute() -> int | None:
-            top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
-            if not (top > 0 and bottom > 0):
-                return None
-            rates = ((above, top), (below, bottom))
-            fine = sum(job.finest.get(name, math.inf) / rate for name, rate in rates)
-            coarse = sum(rounding(rate) for _, rate in rates)
-            errors = sorted((fine, coarse))  # the last batch of an epoch may lack samples
-            return next(filter(None, (only_integer(top / bottom, e) for e in errors)), None)
+    def by(above: list[str], below: list[str], scale: int | None = 1) -> int | None:
+        found = ratio(job, above, below)
+        if found is None or not scale:
+            return None
+        value, error = found[0] * scale, max(found[1], _FINEST)
+        if above == ["global_batch_size"]:  # most rows must agree: a trainer may leave out padding
+            sizes = sorted(_quotients(job, [*above, *below], len(above)))
+            low, high = sizes[len(sizes) // 4], sizes[3 * len(sizes) // 4]
+            return only_integer(value, error) if high <= low * (1 + 4 * error) else None
+        small = value < 1 / (2 * _NOISE)
+        return only_integer(value, error) or (only_integer(value, _NOISE) if small else None)
 
-        return compute
+    samples, seconds = "samples_per_second", [_EACH, "seconds"]
+    words = "over per-GPU tokens per second x step time"
+    yield "total over per-GPU tokens per second", by([total], [each])
+    yield "total over per-GPU samples per second", by([samples], [f"{samples}_per_gpu"])
+    yield f"tokens of a step {words}", by(["tokens_in_step"], seconds)
+    origin = "samples per second x sequence length over per-GPU tokens per second"
+    yield origin, by([samples], [each], length)
+    yield f"batch x sequence length {words}", by(["global_batch_size"], seconds, length)
+    sizes = [known.size(name) or 0 for name in (*SPLIT, "data_parallel_size")]
+    yield "product of the parallel sizes", math.prod(sizes) or None
+    nodes, local = known.size("nodes"), known.size("gpus_per_node")
+    yield "nodes x GPUs per node", nodes * local if nodes and local else None
 
-    pairs = (
-        ("global_batch_size", "samples_per_second", "steps_per_second"),
-        ("sequence_length", "tokens_per_second", "samples_per_second"),
-    )
-    for name, above, below in pairs:
-        _derive(known, name, f"{above} over {below}", quotient(above, below))
+
+def _of_whole_run(job: Job, above: str, below: str) -> Ways:
+    """Yield the quotient of two rates of the whole run, as rounded as a trainer prints them."""
+    top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
+    if top > 0 and bottom > 0:
+        rates = ((above, top), (below, bottom))
+        fine = sum(job.finest.get(name, math.inf) / rate for name, rate in rates)
+        coarse = sum(rounding(rate) for _, rate in rates)
+        for error in sorted((fine, coarse)):  # the last batch of an epoch may lack samples
+            yield f"{above} over {below}", only_integer(top / bottom, error) or None
 
 
-def _batch(job: Job, known: LogConfig) -> None:
-    def by_rate(name: str, factor: int | None) -> Callable[[], int | None]:
-        def compute() -> int | None:
-            found = ratio(job, [name, "seconds"], [])
-            if found is None or factor is None:
-                return None
-            return only_integer(found[0] * factor, max(found[1], 2e-3))
+def _batches(job: Job, known: LogConfig) -> Ways:
+    def by_rate(name: str, factor: int | None) -> int | None:
+        found = ratio(job, [name, "seconds"], [])
+        if found is None or factor is None:
+            return None
+        return only_integer(found[0] * factor, max(found[1], 2e-3))
 
-        return compute
-
-    name = "global_batch_size"
     gained = None if job.rounded else difference(job, "consumed_samples", "step")
-    _derive(known, name, "samples gained over steps", lambda: gained)
-    _derive(known, name, "samples per second x step time", by_rate("samples_per_second", 1))
+    yield "samples gained over steps", gained
+    yield "samples per second x step time", by_rate("samples_per_second", 1)
     by_each = by_rate("samples_per_second_per_gpu", known.size("world_size"))
-    _derive(known, name, "per-GPU samples per second x world size x step time", by_each)
+    yield "per-GPU samples per second x world size x step time", by_each
 
 
-def _sequence(job: Job, known: LogConfig) -> None:
+def _lengths(job: Job, known: LogConfig) -> Ways:
     batch, world = known.size("global_batch_size"), known.size("world_size")
 
     def rounded(found: tuple[float, float] | None, scale: float | None) -> int | None:
@@ -229,19 +203,12 @@ def _sequence(job: Job, known: LogConfig) -> None:
         found = ratio(job, ["consumed_tokens"], ["consumed_samples"])
         return int(found[0]) if found and found[0].is_integer() else rounded(found, 1.0)
 
-    name = "sequence_length"
-    _derive(known, name, "tokens gained over samples gained", by_tokens_seen)
-    for rate, words, scale in (
-        ("tokens_per_second", "tokens per second", batch and 1 / batch),
-        (
-            "tokens_per_second_per_gpu",
-            "per-GPU tokens per second x world size",
-            world / batch if world and batch else None,
-        ),
-    ):
-        tokens = ratio(job, [rate, "seconds"], [])
-        origin = f"{words} x step time over the batch"
-        _derive(known, name, origin, partial(rounded, tokens, scale))
+    yield "tokens gained over samples gained", by_tokens_seen()
+    tokens = ratio(job, ["tokens_per_second", "seconds"], [])
+    over = "x step time over the batch"
+    yield f"tokens per second {over}", rounded(tokens, batch and 1 / batch)
+    tokens, share = ratio(job, [_EACH, "seconds"], []), world / batch if world and batch else None
+    yield f"per-GPU tokens per second x world size {over}", rounded(tokens, share)
 
 
 def observe(job: Job) -> LogConfig:
@@ -258,16 +225,21 @@ def observe(job: Job) -> LogConfig:
 
 def complete(job: Job, known: LogConfig) -> None:
     """Derive what follows from what is known; what is known already stays as it is."""
-    _world(job, known)
-    _batch(job, known)
-    _sequence(job, known)
-    _world(job, known)  # by the length of a sample
-    _from_whole_run(job, known)
-    world, split = known.size("world_size"), [known.size(name) for name in SPLIT]
-    told = [size for size in split if size is not None]
-    if world and len(told) == len(split) and world % math.prod(told) == 0:
+    batch, length, world = "global_batch_size", "sequence_length", "world_size"
+    _derive(known, world, _worlds(job, known))
+    _derive(known, batch, _batches(job, known))
+    _derive(known, length, _lengths(job, known))
+    _derive(known, world, _worlds(job, known))  # by the length of a sample
+    _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
+    _derive(known, length, _of_whole_run(job, "tokens_per_second", "samples_per_second"))
+    gpus, split = known.size(world), math.prod(known.size(name) or 0 for name in SPLIT)
+    if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
-        _derive(known, "data_parallel_size", origin, lambda: world // math.prod(told))
+        _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))
+    sizes = [known.size(name) for name in ("micro_batch_size", "gradient_accumulation_steps")]
+    replicas = known.size("data_parallel_size") or (gpus if job.dialect in _FINE_TUNERS else None)
+    if whole := math.prod(size or 0 for size in (*sizes, replicas)):
+        _derive(known, batch, iter([("micro batch x accumulation x replicas", whole)]))
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
 
@@ -277,12 +249,8 @@ OPTIONS = {"world_size": "--gpus"}
 # Trainers whose logs look the same whether all weights are trained or an adapter beside them.
 _FINE_TUNERS = ("hf-trainer", "hf-trainer-state", "torchtune")
 _SHAPE_FIELDS = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-)
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+)  # fmt: skip
 
 
 def option(name: str) -> str:

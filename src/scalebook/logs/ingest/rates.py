@@ -184,7 +184,10 @@ def log_interval(job: Job, known: LogConfig) -> int | None:
         return told
     steps = [int(value) for value in job.table.values("step")]
     if len(steps) >= 2 and job.details.get("logs_multiples"):
-        return math.gcd(*steps) or None  # the trainer prints at multiples of the interval
+        later = math.gcd(*steps[1:])  # the trainer prints at multiples of the interval,
+        gaps = [after - before for before, after in itertools.pairwise(steps[1:])]
+        first = steps[0] == 1 and later == min(gaps, default=0)  # and since 2026 the first step
+        return (later if first else math.gcd(*steps)) or None
     if len(steps) >= 2:
         gaps = [after - before for before, after in itertools.pairwise(steps)]
         if steps[0] == 1 and len(gaps) == 1 and gaps[0] > 1:
@@ -221,6 +224,8 @@ def medians(job: Job, known: LogConfig) -> dict[str, float | None]:
     later = table.median("seconds", 1) if len(table) > 1 else None
     world = known.size("world_size")
     total, each = _by_steps(job, known, later or every), None
+    if world and "seconds_from" in job.details and table.has("tokens_per_second_per_gpu"):
+        total = None  # the clock runs on while a trainer evaluates and saves
     printed = job.rates.get("tokens_per_second")
     if printed and total and abs(printed / total - 1) <= AGREEMENT:
         # the file's own figure, which its steps bear out

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scalebook.logs.causes import Ending
+from scalebook.logs.causes import AFTER_TRAINING, Ending
 from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.job import ColumnTable, Job
 from scalebook.record import LARGEST, Phase, Status, StepRecord
@@ -130,17 +130,10 @@ def _plain(value: object) -> float | None:
 
 
 _MEANS = (
-    "power_watts",
-    "temperature_celsius",
-    "gpu_busy_fraction",
-    "memory_busy_fraction",
-    "memory_used_gib",
-    "memory_used_fraction",
-    "clock_mhz",
-    "memory_clock_mhz",
-    "sm_active_fraction",
-    "tensor_active_fraction",
-)
+    "power_watts", "temperature_celsius", "gpu_busy_fraction", "memory_busy_fraction",
+    "memory_used_gib", "memory_used_fraction", "clock_mhz", "memory_clock_mhz",
+    "sm_active_fraction", "tensor_active_fraction",
+)  # fmt: skip
 
 
 def summary(samples: ColumnTable) -> dict[str, Any]:
@@ -213,21 +206,23 @@ def _all_skipped(job: Job) -> bool:
 
 
 def status_of(job: Job) -> tuple[Status, str | None]:
-    """Return the status and, unless completed, its reason.
+    """Return the status and its reason; of a completed run, what failed after its last step.
 
     A log that stops without a word, before the last step or without telling which that is, is
     of a run that was interrupted, as far as anyone can know.
     """
     ending, last = job.ending, job.last_step
-    if ending and ending.status in ("out_of_memory", "timeout"):
+    end = None if job.total_steps is None else job.total_steps - 1 + job.first_number
+    trained = job.finished or (last is not None and end is not None and last >= end)
+    if ending and ending.status in ("out_of_memory", "timeout") and not trained:
         return ending.status, _told(ending)
     lost = diverged(job)
     if lost:
         return "diverged", lost
-    end = None if job.total_steps is None else job.total_steps - 1 + job.first_number
-    reached = last is not None and end is not None and last >= end
-    if reached or job.finished:
-        return "completed", None
+    if trained:
+        memory = ending is not None and ending.status in ("out_of_memory", "timeout")
+        after = ending and (ending.sentence or (_told(ending) if memory else None))
+        return "completed", AFTER_TRAINING.format(after.rstrip(".")) if after else None
     if ending:
         return ending.status, None if ending.status == "completed" else _told(ending)
     return "interrupted", f"{_where(job)} and does not say how the run ended."
@@ -237,7 +232,8 @@ def cause_of(job: Job, status: Status) -> str | None:
     """Return the kind of an ending as records name it; None where the log does not say one."""
     if status == "diverged":
         return "skipped_steps" if _all_skipped(job) else "not_finite"
-    return job.ending.cause if job.ending and status == job.ending.status else None
+    ended = job.ending if job.ending and status in (job.ending.status, "completed") else None
+    return ended.cause if ended else None
 
 
 def _told(ending: Ending) -> str:

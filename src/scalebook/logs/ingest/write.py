@@ -117,14 +117,14 @@ def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, 
     if known.window is not None:
         supplied["window"] = "{}:{}".format(*known.window)
     status, reason = status_of(job)
-    tail = () if status == "completed" else group.files[-1].tail
+    tail = group.files[-1].tail if reason else ()
     return RunRecord(
         run_id=run_name(group, index, supplied),
         config_hash=None,
         source="ingested",
         status=status,
         reason=reason and scrub(reason, {}),
-        cause=None if status == "completed" else cause_of(job, status),
+        cause=cause_of(job, status) if reason else None,
         log_tail=scrub_all(tail, {}),
         observed=finite(observed_settings(known)),
         environment=scrub_values(finite(_environment(group, job, known, summary))),

@@ -222,6 +222,11 @@ def status_words(status: str) -> str:
     return status.replace("_", " ")
 
 
+def failure_words(status: str) -> str:
+    """Return the status of a run that failed as words: one that trained to its end failed then."""
+    return "failed after the last step" if status in ("completed", "void") else status_words(status)
+
+
 def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
     named = (model_title(row.get("model")), platform_title(row.get("platform")))

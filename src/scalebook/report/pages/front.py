@@ -372,13 +372,13 @@ def _days(one: Configuration) -> str:
 
 
 def _failed(data: ReportData) -> Iterator[Markup]:
-    lost = data.unfinished
+    lost = data.failed
     if lost.is_empty():
         several = Markup("None of {} failed.").format(count(data.runs.height, "run"))
         yield several if data.runs.height > 1 else Markup("No run failed.")
     else:
         kinds = lost.group_by("status").len().sort("len", "status", descending=[True, False])
-        named = ((tables.status_words(str(status)), n) for status, n in kinds.iter_rows())
+        named = ((tables.failure_words(str(status)), n) for status, n in kinds.iter_rows())
         each = (count(n, words, words) for words, n in named)
         words = '{} of {}: <a href="reliability.html">{}</a>.'
         yield Markup(words).format(lost.height, count(data.runs.height, "run"), join(each))

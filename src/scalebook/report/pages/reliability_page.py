@@ -169,8 +169,8 @@ def statuses(data: ReportData) -> Markup:
 def failures(data: ReportData) -> Iterator[Markup]:
     """Yield a sentence per kind of failure, and one of the configurations that were not tried."""
     inferred = pl.col("source") == "inferred"
-    for status, words, run_ids in failure_kinds(data.unfinished.filter(~inferred)):
-        many, ended = count(len(run_ids), "run"), tables.status_words(status)
+    for status, words, run_ids in failure_kinds(data.failed.filter(~inferred)):
+        many, ended = count(len(run_ids), "run"), tables.failure_words(status)
         said = Markup("<strong>{}</strong>: {} ({}). {}.")
         yield said.format(ended, many, run_links(run_ids), words)
     skipped = data.unfinished.filter(inferred)["run_id"]
