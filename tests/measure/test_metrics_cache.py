@@ -110,6 +110,14 @@ def test_items_are_spread_over_processes_but_not_beside_threads(monkeypatch, thr
     assert all((process != os.getpid()) is forked for _, process in found)
 
 
+@pytest.mark.parametrize(("cores", "pieces", "count"), [(128, 50, 8), (4, 50, 4), (4, 3, 3)])
+def test_there_is_a_process_for_each_core_and_piece_up_to_eight(
+    cores: int, pieces: int, count: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "available_cores", lambda: cores)
+    assert host.at_once(pieces) == count
+
+
 def _square_of(number: int) -> tuple[int, int]:
     return number**2, os.getpid()
 

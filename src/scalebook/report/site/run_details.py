@@ -58,20 +58,31 @@ def write_details(data: ReportData, site: Path, cache: Path) -> None:
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     telemetry = pl.read_parquet(io.BytesIO(build_cache.telemetry(data, cache)))
-    drawn = data.steps.join(
-        power_by_step(data.steps, telemetry), on=["run_id", "step"], how="left",
-        maintain_order="left",
-    )  # fmt: skip
-    steps = {key[0]: part for key, part in drawn.partition_by("run_id", as_dict=True).items()}
-    rows = list(data.runs.iter_rows(named=True))
-    for first in range(0, len(rows), TOGETHER):
+    of_runs = _drawn(data.steps, telemetry).partition_by("run_id", as_dict=True, include_key=False)
+    for first in range(0, data.runs.height, TOGETHER):
+        rows = data.runs[first : first + TOGETHER].iter_rows(named=True)
         part = [
-            {**_details(data, row, steps.get(row["run_id"])), "parts": parts.get(row["run_id"], [])}
-            for row in rows[first : first + TOGETHER]
+            _details(data, row, of_runs.get((row["run_id"],)))
+            | {"parts": parts.get(row["run_id"], [])}
+            for row in rows
         ]
         number_of_file = first // TOGETHER
         text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
         (folder / f"{number_of_file}.js").write_text(f"{text}{script_json(part)};\n", "utf-8")
+
+
+def _drawn(steps: pl.DataFrame, telemetry: pl.DataFrame) -> pl.DataFrame:
+    """Return what the curves of all runs show, in five digits; null for what is not finite."""
+    numbers = pl.col(pl.Float64)
+    return (
+        steps.select("run_id", "step", "phase", *CURVES[:-1])
+        .join(
+            power_by_step(steps, telemetry), on=["run_id", "step"], how="left",
+            maintain_order="left",
+        )
+        .with_columns(numbers.round_sig_figs(5))
+        .with_columns(pl.when(numbers.is_finite()).then(numbers).name.keep())
+    )  # fmt: skip
 
 
 def power_by_step(steps: pl.DataFrame, telemetry: pl.DataFrame) -> pl.DataFrame:
@@ -180,10 +191,4 @@ def _curves(steps: pl.DataFrame | None) -> dict[str, list[Any]]:
     if steps is None or steps.is_empty():
         return {}
     shown = steps.gather_every(-(-steps.height // MOST_POINTS))
-    digits = pl.col(pl.Float64).round_sig_figs(5)
-    kept = shown.select("step", "phase", *CURVES).with_columns(digits)
-    finite = kept.with_columns(
-        pl.when(pl.col(pl.Float64).is_finite()).then(pl.col(pl.Float64)).name.keep()
-    )
-    known = [name for name in finite.columns if finite[name].count()]
-    return finite.select(known).to_dict(as_series=False)
+    return {one.name: one.to_list() for one in shown if one.count()}
