@@ -97,7 +97,7 @@ def _fresh(
 
     directories = [runs / name for name in names]
     each = partial(_measured, precision=precision, brief=brief)
-    # the first one before the forks, which then share what it imports: 10 MiB and 0.2 s each
+    # the first one before the forks, which then share what it imports: 10 MiB and 0.1 s each
     rows = chain(map(each, directories[:1]), by_processes(each, directories[1:], _CHUNK))
     return {
         name: row if isinstance(row, str) else ListedRun(_metrics(row[0]), *row[1:])
