@@ -67,8 +67,7 @@ def _sorting(cell: Cell) -> tuple[Any, ...]:
 def _of_run(one: KnownMemory) -> Cell:
     source = cast("Evidence", one.source)
     given = one.config, one.accelerator, one.verdict, source, one.reason
-    needed, peak = _predicted(one.config), one.peak_memory_gib
-    return _cell(*given, predicted_gib=needed, run_ids=one.run_ids, peak_gib=peak)
+    return _cell(*given, run_ids=one.run_ids, peak_gib=one.peak_memory_gib)
 
 
 def _cell(
@@ -78,7 +77,6 @@ def _cell(
     evidence: Evidence,
     reason: str,
     *,
-    predicted_gib: float | None,
     run_ids: tuple[str, ...] = (),
     peak_gib: float | None = None,
 ) -> Cell:
@@ -91,7 +89,7 @@ def _cell(
         reason=reason,
         run_ids=run_ids,
         peak_memory_gib=peak_gib,
-        predicted_gib=predicted_gib,
+        predicted_gib=_predicted(config),
         capacity_gib=device.memory_gb if device else None,
     )
 
@@ -121,9 +119,7 @@ def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[Cell]:
             continue
         needed = _predicted(config)
         if needed is not None:
-            yield _inferred(config, same, needed) or _from_prediction(
-                config, same[0].accelerator, needed
-            )
+            yield _inferred(config, same) or _from_prediction(config, same[0].accelerator, needed)
 
 
 def _place(config: RunConfig) -> tuple[Any, ...]:
@@ -156,7 +152,7 @@ def _micro_batches(seen: set[int]) -> list[int]:
     return sorted(seen | {size for size in between if size in range(min(seen), max(seen))})
 
 
-def _inferred(config: RunConfig, same: Sequence[KnownMemory], needed: float) -> Cell | None:
+def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
     """Return the cell that follows from one that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
@@ -170,7 +166,7 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory], needed: float) -> 
         else:
             continue
         given = config, one.accelerator, one.verdict, "inferred", words
-        return _cell(*given, predicted_gib=needed, run_ids=one.run_ids[:1])
+        return _cell(*given, run_ids=one.run_ids[:1])
     return None
 
 
@@ -178,8 +174,7 @@ def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) 
     verdict = fit.verdict(needed, _device(config, accelerator))
     known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
     found = None if verdict.fits is None else known_verdicts[verdict.fits]
-    given = config, accelerator, found, "predicted", verdict.reason
-    return _cell(*given, predicted_gib=needed)
+    return _cell(config, accelerator, found, "predicted", verdict.reason)
 
 
 # More of these never needs less memory. A larger global batch keeps as many or more microbatches in

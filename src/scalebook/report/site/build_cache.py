@@ -49,8 +49,7 @@ def keep(path: Path, content: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as stream:
-        stream.write(hashlib.sha256(content).digest())
-        stream.write(content)
+        stream.writelines((hashlib.sha256(content).digest(), content))
     temporary.replace(path)
 
 
