@@ -114,6 +114,11 @@ def available_cores() -> int | None:
     return os.cpu_count()
 
 
+def at_once(pieces: int) -> int:
+    """Return how many processes to start for some pieces of work: one per core, 8 at most."""
+    return min(available_cores() or 1, _MOST_PROCESSES, pieces)
+
+
 def by_processes(
     function: Callable[[Item], Result], items: Sequence[Item], chunk: int
 ) -> Iterator[Result]:
@@ -123,7 +128,7 @@ def by_processes(
     and know what this one knows. A fork of a process with threads may wait for a lock for ever:
     there, and where two chunks are not reached, items are worked on here, one after the other.
     """
-    processes = min(available_cores() or 1, _MOST_PROCESSES, len(items) // chunk)
+    processes = at_once(len(items) // chunk)
     often = gc.get_threshold()
     gc.set_threshold(_RARELY, *often[1:])  # what is read is no garbage: a sixth of the time
     try:

@@ -97,7 +97,8 @@ def test_several_processes_say_the_same_as_one(runs, measured, monkeypatch):
     monkeypatch.setattr(host, "available_cores", lambda: 2)
     monkeypatch.setattr(host.threading, "active_count", lambda: 1)
     assert list(listed(runs, None)) == alone
-    assert measured == []  # not in this process
+    # the first one in this process, whose forks share what it imported
+    assert measured == [next(store.run_directories(runs)).name]
 
 
 @pytest.mark.parametrize(("threads", "forked"), [(1, True), (2, False)])
@@ -107,6 +108,14 @@ def test_items_are_spread_over_processes_but_not_beside_threads(monkeypatch, thr
     found = list(host.by_processes(_square_of, range(9), chunk=2))
     assert [square for square, _ in found] == [number**2 for number in range(9)]
     assert all((process != os.getpid()) is forked for _, process in found)
+
+
+@pytest.mark.parametrize(("cores", "pieces", "count"), [(128, 50, 8), (4, 50, 4), (4, 3, 3)])
+def test_there_is_a_process_for_each_core_and_piece_up_to_eight(
+    cores: int, pieces: int, count: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "available_cores", lambda: cores)
+    assert host.at_once(pieces) == count
 
 
 def _square_of(number: int) -> tuple[int, int]:

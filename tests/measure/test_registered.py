@@ -11,6 +11,7 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.errors import ConfigError
+from scalebook.facts.catalog.load import held
 from scalebook.measure import registered
 from scalebook.measure.metrics import measure
 from scalebook.report.base import columns
@@ -185,6 +186,16 @@ def test_a_folder_of_runs_brings_no_metrics_even_as_the_working_directory(
     monkeypatch.chdir(project / place)
     assert not ran(project)
     assert "folder of runs, which may come from others" in capsys.readouterr().err
+
+
+def test_a_project_whose_file_goes_while_runs_are_read_has_no_metrics_from_then_on(
+    project: Path,
+) -> None:
+    name(project, metric("longest", "return 1.0"))
+    with held():
+        assert [one.name for one in registered.own()] == ["longest"]
+        (project / ".scalebook.toml").unlink()
+        assert registered.own() == ()
 
 
 def test_the_project_cannot_name_a_file_of_a_folder_of_runs(project: Path) -> None:

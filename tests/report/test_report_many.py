@@ -19,6 +19,7 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook import host
 from scalebook.report import PAGES
 from scalebook.report.base import frames, html_tables, scaling_series
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
@@ -124,7 +125,7 @@ def test_several_processes_find_the_same_numbers_in_the_same_order(
     alone = build_cache._each(found)
     monkeypatch.setattr(build_cache, "PARALLEL_RUNS", 1)
     monkeypatch.setattr(build_cache, "CHUNK", 2)
-    monkeypatch.setattr(build_cache, "available_cores", lambda: 2)
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
     assert build_cache._each(found) == alone
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from scalebook import untrusted
 from scalebook.errors import ConfigError
-from scalebook.facts.catalog.load import PROJECT_FILE, project_file
+from scalebook.facts.catalog.load import PROJECT_FILE, own_file
 from scalebook.measure.row import NAMES
 from scalebook.settings import SETTINGS
 
@@ -180,13 +180,13 @@ def own_files() -> tuple[Path, ...]:
     Raises:
         ConfigError: a name is not that of a file of the project, or others can change the file.
     """
-    try:
-        project = project_file(Path.cwd())
-    except FileNotFoundError:  # the working directory was removed
-        project = None
+    project = own_file()
     if project is None:
         return ()
-    about = project.stat()
+    try:
+        about = project.stat()
+    except FileNotFoundError:  # removed since it was looked for
+        return ()
     return _named(project, about.st_mtime_ns, about.st_size)
 
 

@@ -21,6 +21,9 @@ from scalebook.facts.catalog.rows import PROJECT_FILE, TomlRow, parse, read
 
 ENVIRONMENT_VARIABLE = "SCALEBOOK_CATALOG"
 
+Signature = tuple[tuple[str, int], ...]
+_HELD: ContextVar[tuple[Path | None, Signature] | None] = ContextVar("_HELD", default=None)
+
 
 def project_file(directory: Path) -> Path | None:
     """Return the nearest ``.scalebook.toml`` at or above a directory, not above its repository."""
@@ -32,19 +35,22 @@ def project_file(directory: Path) -> Path | None:
     return None
 
 
+def own_file() -> Path | None:
+    """Return the ``.scalebook.toml`` of the project that this process works in."""
+    if (known := _HELD.get()) is not None:
+        return known[0]
+    try:
+        return project_file(Path.cwd())
+    except FileNotFoundError:  # the working directory was removed
+        return None
+
+
 def user_files() -> tuple[Path, ...]:
     """Return the user's catalog files in the order in which they override one another."""
-    try:
-        project = project_file(Path.cwd())
-    except FileNotFoundError:  # the working directory was removed
-        project = None
+    project = own_file()
     named = os.environ.get(ENVIRONMENT_VARIABLE, "")
     paths = [Path(part) for part in named.split(os.pathsep) if part]
     return (*([project] if project else []), *paths)
-
-
-Signature = tuple[tuple[str, int], ...]
-_HELD: ContextVar[Signature | None] = ContextVar("_HELD", default=None)
 
 
 @contextmanager
@@ -54,7 +60,7 @@ def held() -> Generator[Signature]:
     Raises:
         CatalogError: a file cannot be read.
     """
-    before = _HELD.set(signature())
+    before = _HELD.set((own_file(), signature()))
     try:
         yield signature()
     finally:
@@ -64,7 +70,7 @@ def held() -> Generator[Signature]:
 def signature() -> Signature:
     """Return what the cached catalog depends on: the user's files and when they changed."""
     if (known := _HELD.get()) is not None:
-        return known
+        return known[1]
     found: list[tuple[str, int]] = []
     for path in user_files():
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from scalebook.errors import ConfigError, unknown
@@ -153,10 +154,13 @@ def estimate(
     recipe = fp8_recipe if precision == "fp8" else None
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy, recipe)
     given = shape, parallelism, num_microbatches, numbers, recompute, work
-    job = _Job(*given, offload_layers, mtp_layers, passing)
-    return MemoryEstimate(
-        tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
-    )
+    return _of_job(_Job(*given, offload_layers, mtp_layers, passing))
+
+
+@lru_cache(maxsize=8192)  # a report asks for those of each repeat, and for changed ones, again
+def _of_job(job: _Job) -> MemoryEstimate:
+    stages = range(job.parallelism.pipeline_parallel_size)
+    return MemoryEstimate(tuple(_stage(job, stage) for stage in stages))
 
 
 def kernels(is_off: Callable[[str], bool], platform: str | None) -> dict[str, Any]:

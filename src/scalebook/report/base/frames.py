@@ -267,8 +267,9 @@ class ReportData:
 
     @property
     def measured_steps(self) -> pl.DataFrame:
-        """The steps that count: start-up, warm-up and profiled ones are left out."""
-        return self.steps.filter(pl.col("phase") == "measured")
+        """The steps that count, start-up, warm-up and profiled ones left out, without lists."""
+        plain = self.steps.select(pl.exclude(pl.List))
+        return plain.filter(pl.col("phase") == "measured")
 
     @property
     def unfinished(self) -> pl.DataFrame:

@@ -35,7 +35,7 @@ COMPARISON: dict[str, type[pl.DataType]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # of a build each is one: no frames are compared
 class ScalingSeries:
     """The runs of one group and setup at two world sizes or more, a row each, the base first.
 

@@ -147,7 +147,7 @@ def rising_losses(runs: pl.DataFrame) -> Iterator[Markup]:
 
 def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Jump]:
     """Return the largest jump of each loss that jumps, the largest first: of all or some runs."""
-    steps = data.steps.drop_nulls("loss").sort("step")
+    steps = data.steps.select("run_id", "step", "loss").drop_nulls("loss").sort("step")
     if run_ids is not None:
         steps = steps.filter(pl.col("run_id").is_in(run_ids))
     before, first = pl.col("loss").shift().over("run_id"), pl.col("loss").first().over("run_id")

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import polars as pl
+
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
@@ -49,17 +51,17 @@ _MARK_NAMES = {
 }  # fmt: skip
 
 
-def runs_with(data: ReportData) -> Iterator[tuple[Row, RunAnatomy]]:
-    """Yield each run of the report's order that has a profile or time marks."""
-    for row in data.runs.iter_rows(named=True):
-        found = data.anatomies.get(row["run_id"])
-        if found is not None and (found.profiles or found.marked is not None):
-            yield row, found
+def runs_with(data: ReportData, *, marks: bool = True) -> Iterator[tuple[Row, RunAnatomy]]:
+    """Yield each run of the report's order that has a profile, or else ``marks`` of time."""
+    known = data.anatomies.items()
+    ids = [name for name, one in known if one.profiles or (marks and one.marked is not None)]
+    for row in data.runs.filter(pl.col("run_id").is_in(ids)).iter_rows(named=True):
+        yield row, data.anatomies[row["run_id"]]
 
 
 def profiles(data: ReportData) -> Iterator[tuple[Row, Breakdown, str]]:
     """Yield each profile with its run and the name of its bar."""
-    for row, found in runs_with(data):
+    for row, found in runs_with(data, marks=False):
         for one in found.profiles:
             rank = f" · rank {one.rank}" if len(found.profiles) > 1 else ""
             yield row, one, f"{row['label']}{rank}"

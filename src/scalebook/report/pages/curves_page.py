@@ -109,7 +109,9 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
 def steady_windows(data: ReportData, runs: pl.DataFrame) -> pl.DataFrame:
     """Return run_id, first and last step of the steady state of each run that has one."""
     known = runs.filter(pl.col("steady")).select("run_id", "steady_first_step", "steady_steps")
-    counted = data.measured_steps.filter(pl.col("step_seconds").is_not_null()).sort("step")
+    drawn = pl.col("run_id").is_in(known["run_id"].implode())
+    measured = data.steps.filter(drawn, pl.col("phase") == "measured")
+    counted = measured.drop_nulls("step_seconds").sort("step")
     inside = known.join(counted.select("run_id", "step"), on="run_id").filter(
         pl.col("step") >= pl.col("steady_first_step")
     )

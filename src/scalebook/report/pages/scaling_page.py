@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -83,23 +84,24 @@ def _gpus_per_node(platform: str | None) -> int | None:
 
 def arms(found: Sequence[ScalingSeries]) -> tuple[Arm, ...]:
     """Return every set of runs that differ only in size, at two sizes or more, GPUs only."""
+    return tuple(arm for item in found for arm in _arms(item))
+
+
+@lru_cache(maxsize=256)  # each part of the page asks for those of all series
+def _arms(item: ScalingSeries) -> tuple[Arm, ...]:
     made: list[Arm] = []
-    for item in found:
-        if item.base["platform"] == "cpu":
-            continue
-        batched = item.points.filter(pl.col("global_batch_size") >= 1)
-        each = batched.with_columns(each=pl.col("global_batch_size") / pl.col("world_size"))
-        rules: tuple[tuple[ScalingKind, str], ...] = (
-            ("weak", "each"),
-            ("strong", "global_batch_size"),
-        )
-        for kind, batch in rules:
-            for _, same in each.group_by(*_LAYOUT, batch, maintain_order=True):
-                fastest = same.sort("tokens_per_second", descending=True)
-                best = fastest.unique("world_size", keep="first").sort("world_size")
-                if best.height > 1:
-                    rows = tuple(best.iter_rows(named=True))
-                    made.append(Arm(item.group, _layout(rows[0], kind), kind, rows))
+    if item.base["platform"] == "cpu":
+        return ()
+    batched = item.points.filter(pl.col("global_batch_size") >= 1)
+    each = batched.with_columns(each=pl.col("global_batch_size") / pl.col("world_size"))
+    rules: tuple[tuple[ScalingKind, str], ...] = (("weak", "each"), ("strong", "global_batch_size"))
+    for kind, batch in rules:
+        for _, same in each.group_by(*_LAYOUT, batch, maintain_order=True):
+            fastest = same.sort("tokens_per_second", descending=True)
+            best = fastest.unique("world_size", keep="first").sort("world_size")
+            if best.height > 1:
+                rows = tuple(best.iter_rows(named=True))
+                made.append(Arm(item.group, _layout(rows[0], kind), kind, rows))
     return tuple(made)
 
 

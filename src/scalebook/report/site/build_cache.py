@@ -32,7 +32,7 @@ import scalebook
 from scalebook import predict
 from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
-from scalebook.host import available_cores
+from scalebook.host import at_once
 from scalebook.measure import registered
 from scalebook.measure.diagnosis import Measured, measured
 from scalebook.report.base import frames
@@ -44,21 +44,22 @@ from scalebook.store import Run, entries, read_run, together
 DIGEST_BYTES = 32
 
 
-def keep(path: Path, content: bytes) -> None:
+def keep(path: Path, content: bytes | memoryview) -> None:
     """Write a file so that a reader sees either the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(hashlib.sha256(content).digest() + content)
+    with temporary.open("wb") as stream:
+        stream.writelines((hashlib.sha256(content).digest(), content))
     temporary.replace(path)
 
 
 def kept(path: Path) -> bytes | None:
     """Return what was kept in a file; None where it is not there as it was written."""
     try:
-        whole = path.read_bytes()
+        with path.open("rb") as stream:
+            digest, content = stream.read(DIGEST_BYTES), stream.read()
     except OSError:
         return None
-    digest, content = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
     return content if hashlib.sha256(content).digest() == digest else None
 
 
@@ -69,7 +70,7 @@ def keep_data(folder: Path, data: ReportData) -> None:
         if kind is pl.DataFrame:
             buffer = io.BytesIO()
             value.write_ipc(buffer)
-            keep(folder / f"{name}.arrow", buffer.getvalue())
+            keep(folder / f"{name}.arrow", buffer.getbuffer())
         else:
             keep(folder / f"{name}.json", TypeAdapter(kind).dump_json(value))
 
@@ -139,7 +140,7 @@ class KnownRuns:
 
 def _each(runs: Sequence[Run]) -> list[Result]:
     """Return the result of each run, by several processes where there are many."""
-    processes = available_cores() or 1
+    processes = at_once(len(runs) // CHUNK)
     if len(runs) < PARALLEL_RUNS or processes < 2:
         with catalog.held():
             return [measured(run) for run in runs]
@@ -233,7 +234,7 @@ def _execute(
     # half a second to import, which a build that has all pages does not need
     from scalebook.report.site.execute import execute
 
-    processes = min(available_cores() or 1, len(pages))
+    processes = at_once(len(pages))
     if data.runs.height < PARALLEL_PAGES or processes < 2:
         before = frames.HELD.set(data)
         try:

@@ -57,21 +57,26 @@ def write_details(data: ReportData, site: Path, cache: Path) -> None:
     parts = json.loads(content)
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    telemetry = pl.read_parquet(io.BytesIO(build_cache.telemetry(data, cache)))
-    drawn = data.steps.join(
-        power_by_step(data.steps, telemetry), on=["run_id", "step"], how="left",
-        maintain_order="left",
-    )  # fmt: skip
-    steps = {key[0]: part for key, part in drawn.partition_by("run_id", as_dict=True).items()}
-    rows = list(data.runs.iter_rows(named=True))
-    for first in range(0, len(rows), TOGETHER):
+    telemetry = io.BytesIO(build_cache.telemetry(data, cache))
+    power = pl.read_parquet(telemetry, columns=["run_id", "time", "power_watts"])
+    of_runs = _drawn(data.steps, power).partition_by("run_id", as_dict=True, include_key=False)
+    for first in range(0, data.runs.height, TOGETHER):
         part = [
-            {**_details(data, row, steps.get(row["run_id"])), "parts": parts.get(row["run_id"], [])}
-            for row in rows[first : first + TOGETHER]
+            _details(data, row, of_runs.get((row["run_id"],)), parts)
+            for row in data.runs[first : first + TOGETHER].iter_rows(named=True)
         ]
         number_of_file = first // TOGETHER
         text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
         (folder / f"{number_of_file}.js").write_text(f"{text}{script_json(part)};\n", "utf-8")
+
+
+def _drawn(steps: pl.DataFrame, telemetry: pl.DataFrame) -> pl.DataFrame:
+    """Return what the curves of all runs show, in five digits; null for what is not finite."""
+    known, numbers = steps.select("run_id", "step", "phase", *CURVES[:-1]), pl.col(pl.Float64)
+    power = power_by_step(steps, telemetry)
+    drawn = known.join(power, on=["run_id", "step"], how="left", maintain_order="left")
+    rounded = drawn.with_columns(numbers.round_sig_figs(5))
+    return rounded.with_columns(pl.when(numbers.is_finite()).then(numbers).name.keep())
 
 
 def power_by_step(steps: pl.DataFrame, telemetry: pl.DataFrame) -> pl.DataFrame:
@@ -96,7 +101,9 @@ def places(site: Path) -> set[str]:
     return found
 
 
-def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str, Any]:
+def _details(
+    data: ReportData, row: Row, steps: pl.DataFrame | None, parts: Mapping[str, Any]
+) -> dict[str, Any]:
     run_id = row["run_id"]
     found = data.diagnoses.get(run_id)
     return {
@@ -122,6 +129,7 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         ],
         "curves": _curves(steps),
         "log": list(data.log_tails.get(run_id, ())),
+        "parts": parts.get(run_id, []),
     }
 
 
@@ -180,10 +188,4 @@ def _curves(steps: pl.DataFrame | None) -> dict[str, list[Any]]:
     if steps is None or steps.is_empty():
         return {}
     shown = steps.gather_every(-(-steps.height // MOST_POINTS))
-    digits = pl.col(pl.Float64).round_sig_figs(5)
-    kept = shown.select("step", "phase", *CURVES).with_columns(digits)
-    finite = kept.with_columns(
-        pl.when(pl.col(pl.Float64).is_finite()).then(pl.col(pl.Float64)).name.keep()
-    )
-    known = [name for name in finite.columns if finite[name].count()]
-    return finite.select(known).to_dict(as_series=False)
+    return {one.name: one.to_list() for one in shown if one.count()}
