@@ -35,6 +35,8 @@ def main() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    if size > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     started: list[subprocess.Popen[bytes]] = []
     for rank in map(str, range(size)):
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(size)}
