@@ -43,10 +43,10 @@ $(VENV)/.report: $(PY) pyproject.toml requirements.lock
 	$(INSTALL) ".[report]"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	@echo "Setting up $(VENV): tests and linters"
+$(VENV)/.test: $(PY) pyproject.toml requirements.lock
+	@echo "Setting up $(VENV): trainer, notebooks, report, tests and linters"
 	$(INSTALL) ".[run,$(TRAIN)report,test]"
-	@touch $@
+	@touch $(READY) $(VENV)/.report $@
 
 $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
