@@ -6,8 +6,9 @@ VENV ?= .venv
 RUNS ?= runs
 RENDERER ?= auto
 PIP_ARGS ?=
-# Files of tests that run at once; many start processes themselves.
-TEST_JOBS ?= 2
+# Files of tests that run at once: one more than there are cores, as many of them wait for processes
+# that they start. With those, each takes up to 2 GB of memory; beyond 8 the longest file decides.
+TEST_JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 # In the order that tests/conftest.py gives them, which begins with the longest.
 AT_ONCE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 PY := $(VENV)/bin/python
@@ -42,10 +43,10 @@ $(VENV)/.report: $(PY) pyproject.toml requirements.lock
 	$(INSTALL) ".[report]"
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	@echo "Setting up $(VENV): tests and linters"
+$(VENV)/.test: $(PY) pyproject.toml requirements.lock
+	@echo "Setting up $(VENV): trainer, notebooks, report, tests and linters"
 	$(INSTALL) ".[run,$(TRAIN)report,test]"
-	@touch $@
+	@touch $(READY) $(VENV)/.report $@
 
 $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"

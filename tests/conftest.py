@@ -21,6 +21,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT.parent / "shared" / "facts"
+# Folders of tests that train, start processes, fit rates or damage every file of a run.
+LONG = ("train", "running", "probe", "predict", "tests")
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what compares with that folder, and leave it out where the folder is absent.
 
     Their figures are in tests/golden; .github/CONTRIBUTING.md says what else they compare.
-    Files with slow tests come first, so that no process waits for one that another began last.
+    Files with slow tests come first, and folders with short ones last, so that no process waits
+    for a file that another began last.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name not in LONG))
     compared = [item for item in items if "shared" in getattr(item, "fixturenames", ())]
     for item in compared:
         item.add_marker("facts")

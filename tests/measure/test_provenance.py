@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from simulated import config, write_run
-from training import small
+from training import environment, small
 
 from scalebook import store
 from scalebook.cli import main, run_options
@@ -212,10 +212,14 @@ def test_an_unknown_run_is_one_line_with_the_nearest(tmp_path: Path, capsys: Any
 
 
 @pytest.mark.slow
-def test_the_printed_command_makes_the_run_again(tmp_path: Path, capsys: Any):
+def test_the_printed_command_makes_the_run_again(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
     settings = small(steps=4, learning_rate=3e-4, strategy="balanced", sequence_length=64)
     first, second = tmp_path / "first", tmp_path / "second"
-    runner.train(settings, RunOptions(runs=str(first)))
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
+        runner.train(settings, RunOptions(runs=str(first)))
     (original,) = store.read_runs(first)[0]
     assert main(["reproduce", original.record.run_id, "--runs", str(first), "--json"]) == 0
     recipe = json.loads(capsys.readouterr().out)

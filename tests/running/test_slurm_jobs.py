@@ -94,13 +94,16 @@ def test_the_state_of_a_job_becomes_the_status_of_its_run(
 def test_a_run_that_had_ended_well_is_completed_whatever_became_of_its_job(tmp_path: Path):
     partial = waiting(tmp_path, Ended(0))
     started = store.read_object(partial / finish_run.LAUNCH_FILE)["started_at"]
+    submitted = "2033-01-02T03:04:05+00:00"
+    job = store.read_object(partial / ownership.JOB_FILE) | {"submitted_at": submitted}
+    store.write_json(partial / ownership.JOB_FILE, job)
     lines = [STEP.replace("2", str(number), 1) for number in range(1, 6)]
     (partial / "steps.jsonl").write_text("".join(lines))
     (settled,) = jobs.settle(tmp_path, slurm_says("TIMEOUT"))
     assert settled.record is not None and settled.record.status == "completed"
     assert settled.record.started_at == started
     assert settled.record.environment["slurm"] == {
-        "job_id": "7", "submitted_at": started, "requeued": 0, "state": "TIMEOUT",
+        "job_id": "7", "submitted_at": submitted, "requeued": 0, "state": "TIMEOUT",
     }  # fmt: skip
 
 

@@ -24,6 +24,11 @@ from scalebook.measure import reliability
 from scalebook.record import StepRecord
 from scalebook.running import finish_run
 from scalebook.running.launch import direct
+from scalebook.train import cpu
+
+with cpu.lean_import():  # as the other tests do: whoever is first imports Megatron-Core for all
+    from scalebook.train import mcore  # noqa: F401
+
 from scalebook.train.checkpoint import keeper, mcore_checkpoint
 
 

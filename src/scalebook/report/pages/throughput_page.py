@@ -86,7 +86,7 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
         return found
     rates, probes, _ = predict.evidence(data.folder)
     by_run = {rate.run_id: rate for rate in rates}
-    platforms = {rate.config.platform for rate in rates}
+    platforms = {rate.config.platform for one in found if (rate := by_run.get(one.run_id))}
     made = {name: predict.predictor(name, rates, probes) for name in platforms}
     return tuple(
         predict.filled(one, rate, made[rate.config.platform])
