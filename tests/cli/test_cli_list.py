@@ -410,3 +410,23 @@ def test_a_status_without_rows_says_how_many_runs_have_ended(tmp_path: Path, cap
     write_run(tmp_path, "a")
     assert main(["status", "--runs", str(tmp_path)]) == 0
     assert "; 1 have ended (--all shows them)." in capsys.readouterr().out
+
+
+def test_every_command_reads_and_writes_the_runs_of_the_project(tmp_path, monkeypatch, capsys):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/10_train.ipynb").touch()  # by which a project is known
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    log = Path(__file__).parents[1] / "logs/megatron_2024.log"
+    assert main(["ingest", str(log)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not (tmp_path / "sub/runs").exists()
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    assert run.name in capsys.readouterr().out
+    assert main(["reproduce", run.name]) == 2  # found, but a log has no command
+    assert "No run" not in capsys.readouterr().err
+    assert main(["feasibility"]) == 0
+    assert f"under {tmp_path / 'runs'}" in capsys.readouterr().out
+    assert main(["gate", "--loss-reference", run.name]) == 0
+    assert run.name in capsys.readouterr().out

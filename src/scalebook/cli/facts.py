@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.terminal import (
@@ -29,6 +28,7 @@ from scalebook.errors import ClaimError
 from scalebook.facts.flops import TRAINED, ConventionFit
 from scalebook.measure.intervals import Numeral, read_numeral
 from scalebook.parallelism import RECOMPUTE
+from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.facts.feasibility import Cell
@@ -83,7 +83,7 @@ def register(subparsers: Subparsers) -> None:
         add_json(parser, csv=True)
     text = "map which layouts and micro batches fit in memory"
     parser = subparsers.add_parser("feasibility", feasibility, help=text)
-    add_runs(parser, default=Path("runs"))
+    add_runs(parser)
     parser.add_argument("--model", help="only runs of this model")
     add_json(parser, csv=True)
 
@@ -352,14 +352,15 @@ def feasibility(options: argparse.Namespace) -> int:
     from scalebook.facts.feasibility import feasibility, scope_of
     from scalebook.store import read_runs
 
-    require_folder(options.runs)
-    cells = feasibility(read_runs(options.runs)[0], options.model)
+    runs = runs_folder(options.runs)
+    require_folder(runs)
+    cells = feasibility(read_runs(runs)[0], options.model)
     if options.json:
         print_data(cells, options.json)
         return 0
     if not cells:
         of = f" of {options.model}" if options.model else ""
-        print(f"No run{of} under {options.runs} shows whether a configuration fits.")
+        print(f"No run{of} under {short(runs)} shows whether a configuration fits.")
         return 0
     for _, same in groupby(cells, key=scope_of):
         _print_map(list(same))

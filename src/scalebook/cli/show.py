@@ -26,6 +26,7 @@ from scalebook.cli.terminal import (
     require_folder,
     run_directory,
 )
+from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.measure.diagnosis import Diagnosis, Finding, Waterfall
@@ -41,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "list", list_runs, help="list runs with rate, MFU, memory and loss"
     )
-    add_runs(parser, default=Path("runs"))
+    add_runs(parser)
     text = "precision of the dense peak that the MFU of FP8 runs refers to"
     parser.add_argument("--peak-precision", choices=("bf16", "fp8"), help=text)
     text = "columns to add to the table, of those that --csv has: hfu,reserved_memory_gib"
@@ -66,9 +67,10 @@ def register(subparsers: Subparsers) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
-    require_folder(options.runs)
+    runs = runs_folder(options.runs)
+    require_folder(runs)
     brief = not options.json and not options.columns
-    rows = _readable(options.runs, options.peak_precision, brief)
+    rows = _readable(runs, options.peak_precision, brief)
     found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
     if options.json:
         data = [item.as_dict() | dict(row.of_record) for item, row in found]
@@ -86,7 +88,7 @@ def list_runs(options: argparse.Namespace) -> int:
                 what = "warning: the run differs from what was requested"
                 print(f"{item.run_id}: {what}: {said}")
     else:
-        print(f"No runs under {options.runs}.")
+        print(f"No runs under {short(runs)}.")
     return 0
 
 
@@ -206,7 +208,6 @@ def _with_others(
     The sum is None where there is nothing to compare with.
     """
     from scalebook import predict
-    from scalebook.project import runs_folder
 
     rate = predict.known_rate(run)
     if isinstance(rate, str):
