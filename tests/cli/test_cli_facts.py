@@ -380,3 +380,8 @@ def test_a_negative_percentage_is_a_value_and_not_an_option(capsys):
     with pytest.raises(SystemExit):
         main(["gate", "--tolerance", "-1%"])
     assert "'-1%' is not a fraction like 0.02 or 2%" in capsys.readouterr().err
+
+
+def test_a_negative_number_with_a_unit_is_refused_with_its_value(capsys):
+    assert main(["project", "--tokens", "-2T", "--gpus", "8", "--tokens-per-second", "5"]) == 2
+    assert "tokens=-2e+12 must be a number, above 0." in capsys.readouterr().err
