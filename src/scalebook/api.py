@@ -218,6 +218,7 @@ def flops(model: str, sequence_length: int, convention: str = "megatron_causal")
     from scalebook.facts import catalog
     from scalebook.facts.flops import flops_per_token
 
+    _require_positive("sequence_length", sequence_length)
     return flops_per_token(catalog.model(model), sequence_length, convention)
 
 
