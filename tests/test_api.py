@@ -162,7 +162,7 @@ def test_what_is_no_rate_and_no_step_time_is_refused(value):
         sb.mfu(value, **RATE)
     with pytest.raises(ConfigError, match="must be a finite number above zero"):
         sb.steady([1.0] * 20 + [value])
-    with pytest.raises(ConfigError, match="sequence_length=.* must be a finite number above zero"):
+    with pytest.raises(ConfigError, match=r"sequence_length=.* must be a finite number above zero"):
         sb.flops("llama3.1-8b", value)
 
 

@@ -430,3 +430,16 @@ def test_every_command_reads_and_writes_the_runs_of_the_project(tmp_path, monkey
     assert f"under {tmp_path / 'runs'}" in capsys.readouterr().out
     assert main(["gate", "--loss-reference", run.name]) == 0
     assert run.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_a_steady_state_says_how_many_steps_came_before_it(tmp_path, capsys, warmup):
+    phases = ["warmup"] * warmup + ["measured"] * 30
+    lines = [
+        json.dumps({"step": at, "step_seconds": 1.0 + 0.001 * (at % 2), "phase": phase})
+        for at, phase in enumerate(phases, start=1)
+    ]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+    assert main(["steady", str(tmp_path)]) == 0
+    said = {0: "from the start", 1: "after 1 step", 4: "after 4 steps"}[warmup]
+    assert f"steady {said} (30 steps): mean 1.0" in capsys.readouterr().out

@@ -149,8 +149,9 @@ def _words(found: Steady) -> str:
     if found.quantiles is None or found.start is None or found.count is None:
         return f"not averaged. {found.reason}"
     p10, p90, p99 = (number(value) for value in found.quantiles)
+    begin = f"after {found.start} step{'s'[: found.start - 1]}" if found.start else "from the start"
     sentences = [
-        f"steady from step {found.start} on ({found.count} steps): mean {number(found.mean)} s "
+        f"steady {begin} ({found.count} steps): mean {number(found.mean)} s "
         f"(95 %: {number(found.low, 5)} to {number(found.high, 5)}), median "
         f"{number(found.median)} s, p10 {p10} s, p90 {p90} s, p99 {p99} s."
     ]
