@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.cli import interchange, main
+from scalebook.cli import interchange, main, show
 from scalebook.record import RunRecord
 from scalebook.running import console
 
@@ -443,3 +443,14 @@ def test_a_steady_state_says_how_many_steps_came_before_it(tmp_path, capsys, war
     assert main(["steady", str(tmp_path)]) == 0
     said = {0: "from the start", 1: "after 1 step", 4: "after 4 steps"}[warmup]
     assert f"steady {said} (30 steps): mean 1.0" in capsys.readouterr().out
+
+
+def test_a_run_against_its_parts_says_which_way_each_number_points():
+    parts = {"fraction": -0.49, "low": -0.239, "high": 0.314, "runs": 1, "suspect": "the clock"}
+    assert show._against_parts(parts) == (
+        "49.0 % faster than the sum of its parts as predicted from 1 other run "
+        "(90 % of runs: 23.9 % faster to 31.4 % slower)."
+    )
+    said = show._against_parts({**parts, "fraction": 0.4, "runs": 2})
+    assert said.startswith("40.0 % slower than the sum of its parts as predicted from 2 other runs")
+    assert said.endswith("Suspect: the clock.")

@@ -219,11 +219,15 @@ def _with_others(
 
 def _against_parts(parts: dict[str, Any]) -> str:
     """Return how a run compares with the sum of its parts, in a sentence."""
-    share = parts["fraction"]
-    ends = f"90 % of runs: {100 * parts['low']:+.1f} to {100 * parts['high']:+.1f} %"
-    line = f"{100 * abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the sum of its"
-    line = f"{line} parts, as {parts['runs']} other runs predict it ({ends})."
-    if share <= parts["high"]:
+    low, share, high = (
+        f"{100 * abs(parts[name]):.1f} % {'slower' if parts[name] > 0 else 'faster'}"
+        for name in ("low", "fraction", "high")
+    )
+    of = f"{parts['runs']} other run{'s'[: parts['runs'] - 1]}"
+    line = (
+        f"{share} than the sum of its parts as predicted from {of} (90 % of runs: {low} to {high})."
+    )
+    if parts["fraction"] <= parts["high"]:
         return line
     return f"{line} Suspect: {parts['suspect']}."
 
