@@ -334,15 +334,15 @@ def published(options: argparse.Namespace) -> int:
     rows = (
         (
             *(row.id or "-", row.hardware or "-", number(row.world_size), row.model_label or "-"),
-            *(number(row.sequence_length), row.precision or "-"),
+            *(row.task or "-", number(row.sequence_length), row.precision or "-"),
             number(row.tokens_per_second_per_gpu, 6),
             number(row.claimed_tflops_per_second_per_gpu, 4),
             *(row.flops_convention or "-", row.source or "-"),
         )
         for row in found
     )
-    headers = ["id", "hardware", "GPUs", "model", "sequence", "precision", "tokens/s/GPU"]
-    headers += ["claimed TFLOP/s", "counted by", "source"]
+    headers = ["id", "hardware", "GPUs", "model", "task", "sequence", "precision"]
+    headers += ["tokens/s/GPU", "claimed TFLOP/s", "counted by", "source"]
     note = f"{len(found)} results, as their sources state them."
     return show(options, found, headers, rows, note)
 
