@@ -296,7 +296,7 @@ def steady(step_seconds: Sequence[float]) -> Steady:
     from scalebook.measure.metrics.steady import find_steady
 
     for seconds in step_seconds:
-        _require_positive("A step time", seconds)
+        _require_positive("step_seconds", seconds)
     return find_steady(step_seconds)
 
 
