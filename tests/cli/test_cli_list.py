@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scalebook.cli import interchange, main, show
+from scalebook.project import runs_folder
 from scalebook.record import RunRecord
 from scalebook.running import console
 
@@ -430,6 +431,22 @@ def test_every_command_reads_and_writes_the_runs_of_the_project(tmp_path, monkey
     assert f"under {tmp_path / 'runs'}" in capsys.readouterr().out
     assert main(["gate", "--loss-reference", run.name]) == 0
     assert run.name in capsys.readouterr().out
+
+
+def test_outside_of_the_project_the_runs_of_the_working_directory_count(
+    tmp_path, monkeypatch, capsys
+):
+    log = Path(__file__).parents[1] / "logs/megatron_2024.log"
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", str(log)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    for command in (["list"], ["compare", run.name, run.name], ["steady", run.name]):
+        capsys.readouterr()
+        main(command)
+        assert run.name in capsys.readouterr().out
+    (tmp_path / "runs").rename(tmp_path / "others")
+    assert runs_folder() == Path(__file__).parents[2] / "runs"
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
