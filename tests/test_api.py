@@ -145,6 +145,50 @@ def test_an_unknown_setting_names_the_nearest():
         sb.check("llama3.1-8b", "h100", tensor_paralel_size=2)
 
 
+RATE = {"model": "llama3.1-8b", "sequence_length": 8192, "accelerator": "H200-SXM-141GB"}
+
+
+def test_a_rate_above_the_peak_has_no_mfu_and_a_reason():
+    at_peak = 989.4e12 / sb.flops("llama3.1-8b", 8192)  # the data sheet's dense peak
+    assert sb.mfu(at_peak * (1 - 1e-9), **RATE).fraction == pytest.approx(1)
+    found = sb.mfu(at_peak * 1.01, **RATE)
+    assert found.fraction is None and found.reason is not None
+    assert "999 TFLOP/s per GPU is above the dense bf16 peak of H200-SXM-141GB" in found.reason
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1"])
+def test_what_is_no_rate_and_no_step_time_is_refused(value):
+    with pytest.raises(ConfigError, match="must be a finite number above zero"):
+        sb.mfu(value, **RATE)
+    with pytest.raises(ConfigError, match="must be a finite number above zero"):
+        sb.steady([1.0] * 20 + [value])
+    with pytest.raises(ConfigError, match=r"sequence_length=.* must be a finite number above zero"):
+        sb.flops("llama3.1-8b", value)
+
+
+@pytest.mark.parametrize(
+    ("supplied", "words"),
+    [
+        ({"sequence_lenght": 8192}, "Did you mean 'sequence_length'"),
+        ({"gpus": 8}, "Known values: .*world_size"),
+        ({"world_size": "8"}, "world_size='8' must be a whole number of at least 1"),
+        ({"world_size": 0}, "world_size=0 must be"), ({"nodes": True}, "nodes=True must be"),
+        ({"precision": "bf17"}, "precision='bf17' must be one of bf16, fp16"),
+    ],
+)  # fmt: skip
+def test_what_a_log_is_supplied_with_is_refused_as_by_the_command(tmp_path, supplied, words):
+    log = ROOT / "tests/logs/megatron_2024.log"
+    with pytest.raises(ConfigError, match=words):
+        sb.read_log(log, tmp_path / "runs", **supplied)
+    assert not (tmp_path / "runs").exists()
+    assert len(sb.read_log(log, tmp_path / "runs", platform="h100", trained="all")) == 1
+
+
+def test_a_folder_that_is_not_there_predicts_nothing(tmp_path):
+    with pytest.raises(ScalebookError, match="No folder of runs at"):
+        sb.predict("llama3.1-8b", "h100", runs=tmp_path / "none", world_size=8)
+
+
 def test_predict_is_a_verb_and_a_package_whichever_is_asked_for_first():
     for first in ("import scalebook as sb; sb.predict", "from scalebook import predict"):
         code = f"{first}\nfrom scalebook import predict as p\nprint(p.load.__name__, callable(p))"

@@ -8,6 +8,8 @@ says what to do. Settings are keyword arguments with the names of ``scalebook.se
 from __future__ import annotations
 
 import argparse
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -202,6 +204,7 @@ def read_log(path: str | Path, runs: str | Path, **supplied: Any) -> Runs:
     from scalebook.logs.ingest.ingestion import ingest
     from scalebook.trackers import opener
 
+    _refuse_unknown(supplied)
     found, notes = ingest([Path(path)], Path(runs), supplied, opens=opener())
     if not found:
         raise IngestError(" ".join(notes) or f"No log was recognised in {path}.")
@@ -215,6 +218,7 @@ def flops(model: str, sequence_length: int, convention: str = "megatron_causal")
     from scalebook.facts import catalog
     from scalebook.facts.flops import flops_per_token
 
+    _require_positive("sequence_length", sequence_length)
     return flops_per_token(catalog.model(model), sequence_length, convention)
 
 
@@ -230,11 +234,16 @@ def mfu(
     """Return the MFU of a rate on an accelerator of the catalog."""
     from scalebook.facts import catalog
 
+    _require_positive("tokens_per_second_per_gpu", tokens_per_second_per_gpu)
     rate = tokens_per_second_per_gpu * flops(model, sequence_length, convention) / 1e12
     device = catalog.accelerator(accelerator)
     peak = device.peak_tflops.get(precision)
     if peak is None:
         return Mfu(None, f"No dense peak for {device.name} in {precision}.", rate, None)
+    if rate > peak:
+        wrong = "The rate, the model or the device is wrong: MFU is left empty."
+        reason = f"{rate:,.0f} TFLOP/s per GPU is above the dense {precision} peak of {device.name}"
+        return Mfu(None, f"{reason} ({peak:,g}). {wrong}", rate, peak)
     return Mfu(rate / peak, None, rate, peak)
 
 
@@ -263,8 +272,11 @@ def check(model: str, platform: str, **settings: Any) -> Judgement:
 
 def predict(model: str, platform: str, *, runs: str | Path = "runs", **settings: Any) -> Prediction:
     """Return the predicted rate of a configuration with its interval."""
+    from scalebook.errors import RecordError
     from scalebook.predict import load
 
+    if str(runs) != "runs" and not Path(runs).is_dir():
+        raise RecordError(f"No folder of runs at {runs}.")
     return load(platform, Path(runs)).answer(_request(model, platform, settings).config)
 
 
@@ -283,6 +295,8 @@ def steady(step_seconds: Sequence[float]) -> Steady:
     """Return the steady state of step times, with mean and interval in seconds."""
     from scalebook.measure.metrics.steady import find_steady
 
+    for seconds in step_seconds:
+        _require_positive("step_seconds", seconds)
     return find_steady(step_seconds)
 
 
@@ -302,6 +316,32 @@ def run(model: str, platform: str, *, runs: str | Path = "runs", **settings: Any
         if one.record.run_id not in before and one.record.config_hash == config.config_hash():
             return one
     raise LaunchError(f"No run was recorded under {runs}; the output above says why.")
+
+
+def _require_positive(name: str, value: Any) -> None:
+    """Refuse what is not a finite number above zero."""
+    from scalebook.errors import ConfigError
+
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ConfigError(f"{name}={value!r} must be a finite number above zero.")
+
+
+def _refuse_unknown(supplied: dict[str, Any]) -> None:
+    """Refuse what no flag of ``scalebook ingest`` supplies, and a value that its flag refuses."""
+    from scalebook.cli.interchange import SUPPLIED
+    from scalebook.errors import ConfigError, unknown
+    from scalebook.settings import SETTINGS
+
+    known = ("model", "platform", *SUPPLIED, "trained", "packed_sequences")
+    for name, value in supplied.items():
+        if name not in known:
+            raise ConfigError(unknown("value", name, known))
+        row = SETTINGS.get(name)
+        if row and row.choices and value not in row.choices:
+            raise ConfigError(f"{name}={value!r} must be one of {', '.join(row.choices)}.")
+        least = row.minimum if row else None
+        if least is not None and (type(value) is not int or value < least):
+            raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}.")
 
 
 def _request(model: str, platform: str, settings: dict[str, Any]) -> Request:

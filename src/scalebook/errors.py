@@ -84,20 +84,21 @@ LISTS = {  # commands that list what a message has no room for
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the value, what is known, and the nearest match."""
     names = sorted(known)
-    begun = [known for known in names if len(name) > 1 and known.startswith(name)]
+    typed, lower = name.lower(), {one.lower(): one for one in names}  # h200 is near H200-SXM
+    begun = [lower[one] for one in lower if len(name) > 1 and one.startswith(typed)]
     listed = names
     if len(names) > MOST_LISTED:
-        near = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
-        listed = list(dict.fromkeys([*begun, *near]))[:5]
+        near = difflib.get_close_matches(typed, lower, n=5, cutoff=0.0)
+        listed = list(dict.fromkeys([*begun, *(lower[one] for one in near)]))[:5]
     rest = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     if rest and kind in LISTS:
         rest += f" ('{LISTS[kind]}' lists them)"
     what, of, whole = kind.partition(" of ")
     message = f"Unknown {kind} {name!r}. Known {what}s{of}{whole}: {', '.join(listed)}{rest}."
-    if not begun and not difflib.get_close_matches(name, names, n=1):
+    if not begun and not difflib.get_close_matches(typed, lower, n=1):
         return message
     # Of equally near names the first in order: difflib would give the last.
     nearest = max(
-        begun or names, key=lambda known: difflib.SequenceMatcher(None, known, name).ratio()
+        begun or names, key=lambda one: difflib.SequenceMatcher(None, one.lower(), typed).ratio()
     )
     return f"{message} Did you mean {nearest!r}?"

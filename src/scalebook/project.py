@@ -33,11 +33,16 @@ def required_root() -> Path:
 
 
 def runs_folder(name: str | Path | None = None) -> Path:
-    """Return the folder of runs: as named, else ``runs`` of the project, else of here."""
+    """Return the folder of runs: as named, else ``runs`` of the project.
+
+    Outside of the project it is ``runs`` of the working directory, if that is there.
+    """
     if name:
         return Path(name)
-    found = root()
-    return (found or Path.cwd()) / "runs"
+    found, here = root(), Path.cwd()
+    if found is None or (not here.is_relative_to(found) and (here / "runs").is_dir()):
+        return here / "runs"
+    return found / "runs"
 
 
 def short(path: Path) -> Path:

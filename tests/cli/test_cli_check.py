@@ -179,3 +179,10 @@ def test_a_plan_named_twice_or_never_is_refused(capsys):
     for words in (["plan"], ["plan", "a.toml", "--plan", "b.toml"]):
         assert main(words) == 2
         assert capsys.readouterr().err == "scalebook: Name one plan: scalebook plan FILE.\n"
+
+
+def test_a_rate_that_needs_more_memory_than_there_is_says_so(capsys):
+    # 70.55e9 weights in 2 and gradients in 4 bytes are 394 GiB on each of 8 devices of 80 GB.
+    assert main(["predict", "--model", "llama3.1-70b", "--platform", "h100", "--gpus", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "does not fit, so it cannot run. 'scalebook recommend' ranks the layouts" in said

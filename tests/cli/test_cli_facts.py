@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -380,3 +381,18 @@ def test_a_negative_percentage_is_a_value_and_not_an_option(capsys):
     with pytest.raises(SystemExit):
         main(["gate", "--tolerance", "-1%"])
     assert "'-1%' is not a fraction like 0.02 or 2%" in capsys.readouterr().err
+
+
+def test_a_negative_number_with_a_unit_is_refused_with_its_value(capsys):
+    assert main(["project", "--tokens", "-2T", "--gpus", "8", "--tokens-per-second", "5"]) == 2
+    assert "tokens=-2e+12 must be a number, above 0." in capsys.readouterr().err
+
+
+def test_a_published_rate_of_lora_is_not_shown_as_one_of_pretraining(capsys):
+    assert main(["published", "--model", "llama3.1-70b", "--json"]) == 0
+    tasks = {row["id"]: row["task"] for row in json.loads(capsys.readouterr().out)}
+    assert {*tasks.values()} == {"pretrain", "LoRA", "SFT"}
+    assert main(["published", "--model", "llama3.1-70b"]) == 0
+    for line in capsys.readouterr().out.splitlines()[1:-1]:
+        cells = re.split(r" {2,}", line.strip())
+        assert cells[4] == tasks[cells[0]]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.cli import interchange, main
+from scalebook.cli import interchange, main, show
+from scalebook.project import runs_folder
 from scalebook.record import RunRecord
 from scalebook.running import console
 
@@ -410,3 +411,63 @@ def test_a_status_without_rows_says_how_many_runs_have_ended(tmp_path: Path, cap
     write_run(tmp_path, "a")
     assert main(["status", "--runs", str(tmp_path)]) == 0
     assert "; 1 have ended (--all shows them)." in capsys.readouterr().out
+
+
+def test_every_command_reads_and_writes_the_runs_of_the_project(tmp_path, monkeypatch, capsys):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/10_train.ipynb").touch()  # by which a project is known
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    log = Path(__file__).parents[1] / "logs/megatron_2024.log"
+    assert main(["ingest", str(log)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not (tmp_path / "sub/runs").exists()
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    assert run.name in capsys.readouterr().out
+    assert main(["reproduce", run.name]) == 2  # found, but a log has no command
+    assert "No run" not in capsys.readouterr().err
+    assert main(["feasibility"]) == 0
+    assert f"under {tmp_path / 'runs'}" in capsys.readouterr().out
+    assert main(["gate", "--loss-reference", run.name]) == 0
+    assert run.name in capsys.readouterr().out
+
+
+def test_outside_of_the_project_the_runs_of_the_working_directory_count(
+    tmp_path, monkeypatch, capsys
+):
+    log = Path(__file__).parents[1] / "logs/megatron_2024.log"
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", str(log)]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    for command in (["list"], ["compare", run.name, run.name], ["steady", run.name]):
+        capsys.readouterr()
+        main(command)
+        assert run.name in capsys.readouterr().out
+    (tmp_path / "runs").rename(tmp_path / "others")
+    assert runs_folder() == Path(__file__).parents[2] / "runs"
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_a_steady_state_says_how_many_steps_came_before_it(tmp_path, capsys, warmup):
+    phases = ["warmup"] * warmup + ["measured"] * 30
+    lines = [
+        json.dumps({"step": at, "step_seconds": 1.0 + 0.001 * (at % 2), "phase": phase})
+        for at, phase in enumerate(phases, start=1)
+    ]
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+    assert main(["steady", str(tmp_path)]) == 0
+    said = {0: "from the start", 1: "after 1 step", 4: "after 4 steps"}[warmup]
+    assert f"steady {said} (30 steps): mean 1.0" in capsys.readouterr().out
+
+
+def test_a_run_against_its_parts_says_which_way_each_number_points():
+    parts = {"fraction": -0.49, "low": -0.239, "high": 0.314, "runs": 1, "suspect": "the clock"}
+    assert show._against_parts(parts) == (
+        "49.0 % faster than the sum of its parts as predicted from 1 other run "
+        "(90 % of runs: 23.9 % faster to 31.4 % slower)."
+    )
+    said = show._against_parts({**parts, "fraction": 0.4, "runs": 2})
+    assert said.startswith("40.0 % slower than the sum of its parts as predicted from 2 other runs")
+    assert said.endswith("Suspect: the clock.")

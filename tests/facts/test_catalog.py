@@ -187,6 +187,7 @@ def test_unknown_names_come_with_a_suggestion():
         (lambda: catalog.model("llama3.1-8"), "'llama3.1-8b'"),
         (lambda: catalog.platform("mi30x"), "'mi300x'"),
         (lambda: catalog.accelerator("H100-SXM-80GB"), "'H100-SXM5-80GB'"),
+        (lambda: catalog.accelerator("h200-sxm"), "'H200-SXM-141GB'"),  # not GB200
     ):
         with pytest.raises(CatalogError, match=f"Did you mean {suggestion}"):
             call()

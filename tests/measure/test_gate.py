@@ -410,3 +410,41 @@ def test_losses_and_rates_are_gated_together(tmp_path, capsys):
     assert "--baseline, or a run or file with --loss-reference" in capsys.readouterr().err
     quoted = GateCheck("n", "pass", 'it\'s "5" <b>\n*', (), ())
     assert markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')
+
+
+def ingested(folder, *more):
+    for name in ("megatron_2024.log", *more):
+        log = Path(__file__).parents[1] / "logs" / name
+        given = ["--platform", "h100"]
+        assert main(["ingest", str(log), "--runs", str(folder), *given]) == 0
+    return next(folder.iterdir())
+
+
+def test_logs_are_no_baseline_and_the_message_says_why(folders, tmp_path, capsys):
+    base, logs = folders[0], tmp_path / "logs"
+    ingested(logs)
+    assert gate(logs, base) == 2
+    said = capsys.readouterr().err
+    assert "1 of 3 runs are ingested: a log does not state its whole configuration" in said
+    assert "Run the same configuration again" not in said
+    add(tmp_path / "other", "a", micro_batch_size=2)
+    assert gate(tmp_path / "other", base) == 2
+    assert "Run the same configuration again" in capsys.readouterr().err
+
+
+def test_what_a_log_does_not_state_is_no_difference(folders, tmp_path, capsys):
+    log, run = ingested(tmp_path / "logs"), next(folders[0].iterdir())
+    capsys.readouterr()
+    for sides in ((log, run), (run, log)):
+        assert main(["compare", *map(str, sides), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["differences"]
+        silent = [one for one in found if one["ab"[sides.index(log)]] is None]
+        assert len(silent) > 20
+        assert main(["compare", *map(str, sides)]) == 0
+        said = capsys.readouterr().out
+        assert f"Not known to differ: {len(silent)} settings that a log does not state" in said
+        assert said.count(" against ") >= len(found) - len(silent) > 0
+        assert not any(f"  {one['name']}: " in said for one in silent)
+    tp = sorted(folders[0].iterdir())[1]
+    assert main(["compare", str(run), str(tp)]) == 0
+    assert "Not known to differ" not in capsys.readouterr().out

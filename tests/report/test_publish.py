@@ -124,6 +124,18 @@ def test_cleaning_removes_hosts_and_places_only(text: str, clean: str) -> None:
     assert clean_text(text) == clean
 
 
+@pytest.mark.parametrize(
+    "text", ["host v1.2.3", "host torch.distributed.elastic", "host lib2.so.1", "node list of 4.x"]
+)
+def test_a_word_behind_host_is_no_name_of_one(text: str) -> None:
+    assert clean_text(text) == text and not hosts_in([text]) & set(text.split())
+
+
+def test_a_full_name_of_a_host_in_a_sentence_is_removed_from_all() -> None:
+    hosts = hosts_in(["rank 3 on host gpu-node-17.corp.example.com died"])
+    assert clean_text("lost gpu-node-17.corp.example.com", hosts) == "lost host"
+
+
 def test_a_host_that_one_file_labels_is_removed_from_all() -> None:
     hosts = hosts_in(["SLURM_NODELIST=gpu[01-04] host: node17.a"])
     assert clean_text("lost node17.a", hosts) == "lost host"

@@ -630,3 +630,21 @@ def test_a_log_without_step_times_or_tokens_gives_a_site(tmp_path: Path, root: P
     path.write_text("".join(json.dumps(line) + "\n" for line in bare))
     index = build(Places(runs, tmp_path / "site", root), "preview", print)
     assert "completed without a throughput" in index.read_text()
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "--output"], ["publish"]], ids=["report", "publish"]
+)
+def test_a_full_disk_is_one_short_sentence(tmp_path, monkeypatch, capsys, command):
+    why = "[Errno 28] No space left on device: 'a.html' -> 'site/a.html'"
+    error = shutil.Error([("a.html", "site/a.html", why), ("b.html", "site/b.html", why)])
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr("scalebook.report.build", full)
+    monkeypatch.setattr("scalebook.report.publish.publish", full)
+    assert main([*command, str(tmp_path / "site"), "--runs", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"to {tmp_path / 'site'}: [Errno 28] No space left on device. Choose another" in said
+    assert ".html" not in said

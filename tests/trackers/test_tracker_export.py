@@ -56,6 +56,10 @@ def same(run: store.Run, original: Path, *, rel: float) -> None:
     assert one.tokens_per_second_per_gpu is not None
     assert other.tokens_per_second_per_gpu == pytest.approx(one.tokens_per_second_per_gpu, rel=1e-3)
     assert other.mfu == pytest.approx(one.mfu, rel=1e-3)
+    assert one.peak_memory_gib is not None
+    assert other.peak_memory_gib == pytest.approx(one.peak_memory_gib, rel=rel)
+    kept = "reserved_memory_gib"
+    assert other.registered[kept] == pytest.approx(one.registered[kept], rel=rel)
     for name in ("model", "platform", "precision", "world_size", "status", "accelerator"):
         assert getattr(other, name) == getattr(one, name), name
     for name in ("step", "step_seconds", "loss", "tokens"):

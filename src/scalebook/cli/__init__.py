@@ -59,11 +59,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and to which ``-1%`` is a value as ``-1`` is."""
+    """A parser whose errors are one line, and to which ``-1%`` and ``-2T`` are values."""
 
     def _parse_optional(self, arg_string: str) -> Any:
-        percent = arg_string.endswith("%") and arg_string[1:2].isdigit()
-        return None if percent else super()._parse_optional(arg_string)
+        return None if arg_string[1:2].isdigit() else super()._parse_optional(arg_string)
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""

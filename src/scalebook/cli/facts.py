@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.terminal import (
@@ -29,6 +28,7 @@ from scalebook.errors import ClaimError
 from scalebook.facts.flops import TRAINED, ConventionFit
 from scalebook.measure.intervals import Numeral, read_numeral
 from scalebook.parallelism import RECOMPUTE
+from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.facts.feasibility import Cell
@@ -83,7 +83,7 @@ def register(subparsers: Subparsers) -> None:
         add_json(parser, csv=True)
     text = "map which layouts and micro batches fit in memory"
     parser = subparsers.add_parser("feasibility", feasibility, help=text)
-    add_runs(parser, default=Path("runs"))
+    add_runs(parser)
     parser.add_argument("--model", help="only runs of this model")
     add_json(parser, csv=True)
 
@@ -334,15 +334,15 @@ def published(options: argparse.Namespace) -> int:
     rows = (
         (
             *(row.id or "-", row.hardware or "-", number(row.world_size), row.model_label or "-"),
-            *(number(row.sequence_length), row.precision or "-"),
+            *(row.task or "-", number(row.sequence_length), row.precision or "-"),
             number(row.tokens_per_second_per_gpu, 6),
             number(row.claimed_tflops_per_second_per_gpu, 4),
             *(row.flops_convention or "-", row.source or "-"),
         )
         for row in found
     )
-    headers = ["id", "hardware", "GPUs", "model", "sequence", "precision", "tokens/s/GPU"]
-    headers += ["claimed TFLOP/s", "counted by", "source"]
+    headers = ["id", "hardware", "GPUs", "model", "task", "sequence", "precision"]
+    headers += ["tokens/s/GPU", "claimed TFLOP/s", "counted by", "source"]
     note = f"{len(found)} results, as their sources state them."
     return show(options, found, headers, rows, note)
 
@@ -352,14 +352,15 @@ def feasibility(options: argparse.Namespace) -> int:
     from scalebook.facts.feasibility import feasibility, scope_of
     from scalebook.store import read_runs
 
-    require_folder(options.runs)
-    cells = feasibility(read_runs(options.runs)[0], options.model)
+    runs = runs_folder(options.runs)
+    require_folder(runs)
+    cells = feasibility(read_runs(runs)[0], options.model)
     if options.json:
         print_data(cells, options.json)
         return 0
     if not cells:
         of = f" of {options.model}" if options.model else ""
-        print(f"No run{of} under {options.runs} shows whether a configuration fits.")
+        print(f"No run{of} under {short(runs)} shows whether a configuration fits.")
         return 0
     for _, same in groupby(cells, key=scope_of):
         _print_map(list(same))

@@ -26,6 +26,7 @@ from scalebook.cli.terminal import (
     run_directory,
     step_window,
 )
+from scalebook.project import runs_folder
 from scalebook.running.console import Console
 from scalebook.settings import PARALLEL_SIZES, SETTINGS, named
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 SHOW_SECONDS = 2.0  # an import that takes longer says how far it is, so often
 TABLES = ("csv", "parquet")
 # Settings that a log may lack and the user may supply, next to the model and the software.
-_SUPPLIED = (
+SUPPLIED = (  # that are settings
     *(n for n in named("group") if n != "model" and SETTINGS[n].kind != "software"),
     *("nodes", *named("size"), *PARALLEL_SIZES),
 )
@@ -66,7 +67,7 @@ def _register_ingest(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("ingest", run_ingest, help=text)
     text = "log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard"
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=text)
-    add_runs(parser, "folder for the new run directories", Path("runs"))
+    add_runs(parser, "folder for the new run directories")
     parser.add_argument(
         "--dialect", metavar="NAME", help="read every file as this dialect; 'list' prints them all"
     )
@@ -78,7 +79,7 @@ def _register_ingest(subparsers: Subparsers) -> None:
     said = parser.add_argument_group("values that the files do not contain (marked as supplied)")
     said.add_argument("--model", help="model of the catalog")
     said.add_argument("--platform", help="platform of the catalog")
-    add_settings(said, _SUPPLIED)
+    add_settings(said, SUPPLIED)
     text = "whether all weights were trained or only a part (such as LoRA)"
     said.add_argument("--trained", choices=("all", "part"), help=text)
     text = "whether several documents share a sample: MFU is then an upper bound"
@@ -104,7 +105,7 @@ def run_ingest(options: argparse.Namespace) -> int:
         raise IngestError("No path was given. Name log files or folders.")
     dialect = _dialect(options)
     opens = no_store if isinstance(dialect, str) else opener(dialect)
-    names = ("model", "platform", *_SUPPLIED, "trained", "packed_sequences")
+    names = ("model", "platform", *SUPPLIED, "trained", "packed_sequences")
     supplied = {name: one for name in names if (one := getattr(options, name)) is not None}
     how = (supplied, dialect, opens)
     if options.model:
@@ -126,7 +127,8 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     how = (supplied, dialect, _counting(opens, show))
     try:
-        runs, notes = ingest(options.paths, options.runs, *how, window=options.window, show=show)
+        folder = runs_folder(options.runs)
+        runs, notes = ingest(options.paths, folder, *how, window=options.window, show=show)
     finally:
         console.clear()
     for note in notes:

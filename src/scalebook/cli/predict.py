@@ -270,7 +270,8 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
         low, high = 100 * found.mfu_low, 100 * found.mfu_high
         print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")
-    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[found.fits]
+    no = "does not fit, so it cannot run. 'scalebook recommend' ranks the layouts that fit"
+    fits = {True: "fits", False: no, None: "cannot tell whether it fits"}[found.fits]
     print(f"  memory: {found.memory_gib:.1f} GiB, {fits}")
     largest_first = sorted(found.parts.items(), key=lambda item: -item[1])
     names = {name: kind.words for name, kind in KINDS.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def build_report(options: argparse.Namespace) -> int:
         complain(error)
         return 1
     except OSError as error:
-        problem = f"The report cannot be written to {site}: {error}."
+        problem = f"The report cannot be written to {site}: {_why(error)}."
         raise ReportError(f"{problem} Choose another folder with --output.") from error
     print(project.short(index))
     return 0
@@ -105,8 +106,15 @@ def publish_runs(options: argparse.Namespace) -> int:
         complain(error)
         return 1
     except OSError as error:
-        problem = f"The publication cannot be written to {options.folder}: {error}."
+        problem = f"The publication cannot be written to {options.folder}: {_why(error)}."
         raise ReportError(f"{problem} Choose another folder.") from error
     print(f"{made.runs} runs; files left out: {made.left_out}", file=sys.stderr)
     print(project.short(made.folder))
     return 0
+
+
+def _why(error: OSError) -> str:
+    """Return why a folder was not written; of a copy of many files, why the first was not."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1]).partition(": '")[0]
+    return str(error)

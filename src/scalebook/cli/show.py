@@ -26,6 +26,7 @@ from scalebook.cli.terminal import (
     require_folder,
     run_directory,
 )
+from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.measure.diagnosis import Diagnosis, Finding, Waterfall
@@ -41,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "list", list_runs, help="list runs with rate, MFU, memory and loss"
     )
-    add_runs(parser, default=Path("runs"))
+    add_runs(parser)
     text = "precision of the dense peak that the MFU of FP8 runs refers to"
     parser.add_argument("--peak-precision", choices=("bf16", "fp8"), help=text)
     text = "columns to add to the table, of those that --csv has: hfu,reserved_memory_gib"
@@ -66,9 +67,10 @@ def register(subparsers: Subparsers) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
-    require_folder(options.runs)
+    runs = runs_folder(options.runs)
+    require_folder(runs)
     brief = not options.json and not options.columns
-    rows = _readable(options.runs, options.peak_precision, brief)
+    rows = _readable(runs, options.peak_precision, brief)
     found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
     if options.json:
         data = [item.as_dict() | dict(row.of_record) for item, row in found]
@@ -86,7 +88,7 @@ def list_runs(options: argparse.Namespace) -> int:
                 what = "warning: the run differs from what was requested"
                 print(f"{item.run_id}: {what}: {said}")
     else:
-        print(f"No runs under {options.runs}.")
+        print(f"No runs under {short(runs)}.")
     return 0
 
 
@@ -206,7 +208,6 @@ def _with_others(
     The sum is None where there is nothing to compare with.
     """
     from scalebook import predict
-    from scalebook.project import runs_folder
 
     rate = predict.known_rate(run)
     if isinstance(rate, str):
@@ -218,11 +219,15 @@ def _with_others(
 
 def _against_parts(parts: dict[str, Any]) -> str:
     """Return how a run compares with the sum of its parts, in a sentence."""
-    share = parts["fraction"]
-    ends = f"90 % of runs: {100 * parts['low']:+.1f} to {100 * parts['high']:+.1f} %"
-    line = f"{100 * abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the sum of its"
-    line = f"{line} parts, as {parts['runs']} other runs predict it ({ends})."
-    if share <= parts["high"]:
+    low, share, high = (
+        f"{100 * abs(parts[name]):.1f} % {'slower' if parts[name] > 0 else 'faster'}"
+        for name in ("low", "fraction", "high")
+    )
+    of = f"{parts['runs']} other run{'s'[: parts['runs'] - 1]}"
+    line = (
+        f"{share} than the sum of its parts as predicted from {of} (90 % of runs: {low} to {high})."
+    )
+    if parts["fraction"] <= parts["high"]:
         return line
     return f"{line} Suspect: {parts['suspect']}."
 

@@ -59,7 +59,7 @@ def register(subparsers: Subparsers) -> None:
 def _register_gate(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("gate", gate, help="fail if runs differ from a stored baseline")
     parser.add_argument("--baseline", type=Path, help="folder of baseline runs")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
+    add_runs(parser, "folder of the new runs")
     parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
     parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
     text = "largest change that never fails, like 0.02 or 2%% (default: what the noise hides)"
@@ -149,8 +149,9 @@ def _words(found: Steady) -> str:
     if found.quantiles is None or found.start is None or found.count is None:
         return f"not averaged. {found.reason}"
     p10, p90, p99 = (number(value) for value in found.quantiles)
+    begin = f"after {found.start} step{'s'[: found.start - 1]}" if found.start else "from the start"
     sentences = [
-        f"steady from step {found.start} on ({found.count} steps): mean {number(found.mean)} s "
+        f"steady {begin} ({found.count} steps): mean {number(found.mean)} s "
         f"(95 %: {number(found.low, 5)} to {number(found.high, 5)}), median "
         f"{number(found.median)} s, p10 {p10} s, p90 {p90} s, p99 {p99} s."
     ]
@@ -209,12 +210,16 @@ def _measured(verdict: Verdict, sides: tuple[Side, ...]) -> str:
 def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -> None:
     if not all(side.records for side in sides):
         print("Files of step times do not show what else differs.")
-    elif found:
-        print("Other differences:")
-        for difference in found:
-            print(f"  {difference}")
-    else:
-        print("No recorded setting differs.")
+        return
+    logs = [any(record.source == "ingested" for record in side.records) for side in sides]
+    known = [
+        one for one in found
+        if not (one.a is None and logs[0]) and not (one.b is None and logs[1])
+    ]  # fmt: skip
+    lines = ("Other differences:", *(f"  {one}" for one in known))
+    print("\n".join(lines) if known else "No recorded setting differs.")
+    if silent := len(found) - len(known):
+        print(f"Not known to differ: {silent} settings that a log does not state (--json).")
 
 
 def gate(options: argparse.Namespace) -> int:
@@ -249,7 +254,8 @@ def _checks(options: argparse.Namespace) -> tuple[tuple[GateCheck, ...], bool, b
 
     if options.baseline is None and options.loss_reference is None:
         raise ConfigError("Name a folder with --baseline, or a run or file with --loss-reference.")
-    current, problems = _read(options.runs)
+    runs = runs_folder(options.runs)
+    current, problems = _read(runs)
     checks: tuple[GateCheck, ...] = ()
     if options.baseline is not None:
         baseline, more = _read(options.baseline)
@@ -258,7 +264,7 @@ def _checks(options: argparse.Namespace) -> tuple[tuple[GateCheck, ...], bool, b
         checks = check(baseline, current, options.tolerance, must_see, options.start_spread)
     unseen = bool(options.must_see) and any(one.outcome == "cannot tell" for one in checks)
     if options.loss_reference is not None:
-        reference = read_losses(options.loss_reference, options.baseline or options.runs)
+        reference = read_losses(options.loss_reference, options.baseline or runs)
         losses = check_losses(current, reference, options.loss_tolerance)
         unseen = unseen or any(one.outcome == "cannot tell" for one in losses)
         checks += losses

@@ -244,12 +244,10 @@ def add_port(parser: Flags) -> None:
     parser.add_argument("--port", type=at_least(0), default=0, metavar="PORT", help=text)
 
 
-def add_runs(
-    parser: Flags, what: str = "folder of run directories", default: Path | None = None
-) -> None:
+def add_runs(parser: Flags, what: str = "folder of run directories") -> None:
     """Add ``--runs DIR``."""
     text = f"{what} (default: runs)"
-    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=text)
+    parser.add_argument("--runs", type=Path, metavar="DIR", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:

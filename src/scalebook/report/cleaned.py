@@ -30,7 +30,9 @@ _NAME = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 # torchrun's report of failures, Slurm's and torch's variables, and the options of launchers.
 _LABELLED = re.compile(
     r"(?i)((?<![A-Za-z])(?:host(?:_?name)?|(?:SLURM\w*_)?node_?(?:name|list)|MASTER_ADDR|"
-    r"SLURM_LAUNCH_NODE_IPADDR|rdzv[_-]endpoint|master[_-]addr)[\"']?(?:\s*[=:]\s*|\s+(?=\S+:\d))"
+    r"SLURM_LAUNCH_NODE_IPADDR|rdzv[_-]endpoint|master[_-]addr)[\"']?"
+    # Behind a blank only what can be no word: with a port, or gpu-17.cluster.example.
+    r"(?:\s*[=:]\s*|\s+(?=\S+:\d|[\w-]{0,60}\d[\w-]{0,60}\.[a-z][\w-]{0,60}\.[a-z]))"
     rf"[\"']?)({_NAME}(?:\[[\d,-]+\])?)"
 )
 _BRACKETED = re.compile(rf"(\[)({_NAME})(?=\]:\d)")  # torch: connect to [node17]:29500

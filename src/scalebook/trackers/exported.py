@@ -18,7 +18,10 @@ from scalebook.store import Run
 
 TAG = "scalebook/"  # before the name of a tag that stands next to parameters
 # Columns of steps.jsonl that become metrics under the same name.
-_BY_STEP = ("loss", "step_seconds", "grad_norm", "learning_rate")
+_BY_STEP = (
+    *("loss", "step_seconds", "grad_norm", "learning_rate"),
+    *("allocated_gib", "reserved_gib"),
+)
 # Fields of RunMetrics that make the summary, by their name there: the name carries the unit.
 _SUMMARY = {
     "steady_tokens_per_second_per_gpu": "tokens_per_second_per_gpu",

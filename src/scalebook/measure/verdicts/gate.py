@@ -86,11 +86,17 @@ def check(
     before, now = _sides(baseline), _sides(current)
     shared = [key for key in before if key in now]
     if not shared:
-        raise RecordError(
-            f"No configuration of the baseline ({len(before)}) is among the runs ({len(now)}). "
-            "Run the same configuration again on the same device; 'scalebook list' shows "
-            "both."
-        )
+        runs = [*baseline, *current]
+        logs = sum(run.record.source == "ingested" for run in runs)
+        way = "Run the same configuration again on the same device; 'scalebook list' shows both."
+        if logs:
+            way = (
+                f"{logs} of {len(runs)} runs are ingested: a log does not state its whole "
+                "configuration, so no other run is known to repeat it. Compare two of them with "
+                "'scalebook compare'."
+            )
+        counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
+        raise RecordError(f"No configuration of {counts}. {way}")
     rated = sum(bool(before[key].steps and now[key].steps) for key in shared)
     level = 1 - 0.05 / max(rated, 1)
     limits = _Limits(level, tolerance, must_see, starts)
