@@ -24,6 +24,9 @@ from scalebook.facts import catalog
 from scalebook.measure.intervals import Interval
 
 
+MOST_ROWS, MOST_COLUMNS = 5_000, 300
+
+
 @dataclass(slots=True)
 class Sheet:
     """A table as it stands in a document: its heading cells and its rows with their lines."""
@@ -60,15 +63,32 @@ class _Tables(HTMLParser):
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
         self._section, self._hidden = 0, False  # where in the text; whether it is a script
+        self._rows, self._wide, self._high = 0, 1, 1  # so far; columns and rows of a cell
+        self._held = dict[int, tuple[int, str]]()  # by column: in how many rows below a cell is too
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
         if tag == "table":
             self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
+            self._held = {}
         elif tag == "tr":
-            self._row = []
+            self._row, self._rows = [], self._rows + 1
         elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
             self._text = []
+            spans = (dict(attrs).get(name) or "" for name in ("colspan", "rowspan"))
+            self._wide, self._high = (
+                min(max(int(one), 1), MOST_COLUMNS) if re.fullmatch(r"\d{1,4}", one) else 1
+                for one in spans
+            )
+
+    def _add(self, *cells: str) -> None:
+        """Add cells to the row, then those that reach down to it from the rows above."""
+        if max(self._rows - MOST_ROWS, len(self._row) - MOST_COLUMNS) > MOST_COLUMNS:
+            return
+        self._row.extend(cells)
+        while (held := self._held.get(len(self._row), (0, "")))[0]:
+            self._held[len(self._row)] = (held[0] - 1, held[1])
+            self._row.append(held[1])
 
     def handle_data(self, data: str) -> None:
         self._text.append(data)
@@ -82,7 +102,11 @@ class _Tables(HTMLParser):
         elif tag == "caption" and self._sheet is not None:
             self._sheet.name = text or self._sheet.name
         elif tag in ("td", "th"):
-            self._row.append(text)
+            self._add()
+            start = len(self._row)
+            more = text if self._sheet is not None and not self._sheet.head else ""
+            self._add(text, *[more] * (self._wide - 1))
+            self._held |= {start + at: (self._high - 1, text) for at in range(self._wide)}
         elif tag == "tr" and self._sheet is not None and self._row:
             if self._sheet.head:
                 self._sheet.rows.append((self.getpos()[0], self._row))

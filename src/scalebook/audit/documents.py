@@ -15,7 +15,16 @@ from pathlib import Path
 from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.device_tables import Sheet, amount, devices_in, near, peaks_in, separated
+from scalebook.audit.device_tables import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Sheet,
+    amount,
+    devices_in,
+    near,
+    peaks_in,
+    separated,
+)
 from scalebook.audit.fields import plain
 from scalebook.audit.printed import Printed, improved, read_printed
 from scalebook.audit.row_checks import check_row
@@ -27,7 +36,6 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
-MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
