@@ -364,7 +364,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and kind not in _BY_UNIT else kind  # the name says the unit
+        kind = None if own and not unit and kind not in _BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -433,7 +433,8 @@ def _shown(sheet: Sheet, index: int) -> str:
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
     for kind, field_name in _RATES:
-        if vocabulary.factor(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+        rate = vocabulary.factor(kind, unit) and "s" in unit  # no scale only: (K)
+        if rate and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
             return field_name
     texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
     named = (
@@ -521,6 +522,11 @@ def _row(
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
+    doubtful = {
+        one.field
+        for one in columns
+        if _doubtful(sheet.head[one.index], shown[one.index] if one.index < len(shown) else "")
+    }
     for name, value in _sizes(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
@@ -543,10 +549,23 @@ def _row(
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
-    row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
+    if re.match(vocabulary.headings()["loose"]["rows"], label.lower()):
+        doubtful |= values.keys()
+    row = Row(
+        sheet.name, label or f"line {line}", line, values, words, given, bare, given | doubtful
+    )
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
+
+
+def _doubtful(head: str, cell: str) -> bool:
+    """Return whether neither a heading nor its cell says what a number is of: ``Throughput``."""
+    rules = vocabulary.headings()["loose"]
+    name, unit = _heading(head)
+    return re.fullmatch(rules["headings"], f"{name} {unit}".strip()) is not None and not re.search(
+        rules["units"], f"{unit} {cell}".lower()
+    )
 
 
 def _given(
@@ -578,7 +597,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    counted = column.kind == "size" and cell[match.end("number") - 1].isalpha()  # 7B of (B)
+    scaled = re.search("[a-z]$", match["number"].strip(), re.IGNORECASE)
+    counted = scaled and vocabulary.factor(column.kind, column.unit) != 1  # 7B of (B)
     unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
     name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of

@@ -104,8 +104,14 @@ def pattern(name: str) -> re.Pattern[str]:
 
 def factor(kind: str | None, unit: str) -> float | None:
     """Return what a number in this unit of a kind is multiplied by; None where it is none."""
+    known, scaled = headings()["units"].get(kind, {}), headings()["scaled"]
     plain_unit = re.sub(" ?/ ?", "/", unit.lower().strip(" ."))
-    return headings()["units"].get(kind, {}).get(plain_unit)
+    scale = re.match(scaled["pattern"], plain_unit)
+    if plain_unit in known or scale is None or kind not in scaled["kinds"]:
+        return known.get(plain_unit)
+    rest = plain_unit[scale.end() :]
+    times = 1.0 if not rest else known.get(rest)
+    return times and times * float(scaled[scale[1]])
 
 
 def is_other(kind: str | None, unit: str) -> bool:

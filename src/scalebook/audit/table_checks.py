@@ -209,15 +209,56 @@ def check_table(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
     known = [know(row, _comparable(row, base, facts)) for row in table.rows]
-    checks: list[Check] = []
-    summed = _summed(table)
+    every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
         found.extend(_same(table, known, index))
         if item.row.label == table.total:
             found.extend(_sum(known, index))
+        every.append(found)
+    summed, checks = _summed(table), list[Check]()
+    for item, found in zip(known, every, strict=True):
+        told = _confirmed(table, every)
+        found = [_unless_doubted(item.row, one, told) for one in found]
         checks.extend((*found, *unchecked(item, found, summed)))
     return checks
+
+
+def _confirmed(table: Table, every: Sequence[Sequence[Check]]) -> frozenset[str]:
+    """Return the doubtful fields that other numbers of the table confirm."""
+    pairs = zip(table.rows, every, strict=True)
+    holding = [(row, one) for row, found in pairs for one in found if one.verdict == "holds"]
+    return frozenset(name for row, one in holding for name in _doubts(row, one))
+
+
+def _doubts(row: Row, check: Check) -> list[str]:
+    """Return the doubtful fields of a row that a check rests on."""
+    words = set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+    items = ((name, vocabulary.field(name)) for name in sorted(row.doubtful))
+    return [
+        name
+        for name, item in items
+        if words & {name, item.quantity if item else name, *_BEHIND.get(name, ())}
+    ]
+
+
+def _unless_doubted(row: Row, check: Check, confirmed: frozenset[str]) -> Check:
+    """Return a check; an accusation only if all that it rests on is sure or confirmed."""
+    doubts = [name for name in _doubts(row, check) if name not in confirmed]
+    if check.verdict not in ("contradicts", "impossible") or not doubts:
+        return check
+    note = f"rests on {', '.join(doubts)}, which may be of something else"
+    return replace(check, verdict="not checkable", note=note)
+
+
+_PEAKS = ("peak_tflops_per_second", "highest_peak_tflops_per_second")
+_BEHIND = {  # what the catalog knows by a field
+    "accelerator": (*_PEAKS, "device_memory_gb", "most_device_memory_gb", "tdp_watts"),
+    "precision": _PEAKS,
+    "model": ("flops_per_token", "hardware_flops_per_token", "parameters"),
+    "sequence_length": ("flops_per_token", "hardware_flops_per_token"),
+    "parameters": ("flops_per_token",),
+}
 
 
 def _summed(table: Table) -> frozenset[str]:
