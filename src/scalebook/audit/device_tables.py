@@ -36,6 +36,7 @@ class Sheet:
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
     above: str = ""  # that text, where nothing is read of it yet
+    far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:

@@ -42,6 +42,8 @@ _MOST_PROSE = 100_000  # characters of a document that must name one model only
 _OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
+# a text may name these of something else
+_COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
 _SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
@@ -153,10 +155,11 @@ def _markdown(text: str) -> Iterator[Sheet]:
             given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            given = only | given
+            far, given = frozenset(only.keys() - given.keys()), only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
-            sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
+            given |= {"note": hint} if hint else {}
+            sheet = Sheet(name, _cells(line), given=given, far=far)
     if sheet is not None:
         yield sheet
 
@@ -264,6 +267,7 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
+        sheet.far |= given.keys() - sheet.given.keys()
         sheet.given = given | sheet.given
 
 
@@ -541,10 +545,11 @@ def _row(
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
-    told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    own = {} if "accelerator" in at else _device_in(" | ".join(shown))
     formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
-    told |= {"precision": formats.pop()} if len(formats) == 1 else {}
-    given = _given(replace(sheet, given=told), columns, values, words)
+    own |= {"precision": formats.pop()} if len(formats) == 1 else {}
+    given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
+    doubtful |= given & ((sheet.far | _COUNTS) - own.keys())
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
@@ -552,7 +557,7 @@ def _row(
     if re.match(vocabulary.headings()["loose"]["rows"], label.lower()):
         doubtful |= values.keys()
     row = Row(
-        sheet.name, label or f"line {line}", line, values, words, given, bare, given | doubtful
+        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful)
     )
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
