@@ -21,8 +21,7 @@ from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, 
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.measure.intervals import Interval
-
+from scalebook.measure.intervals import Interval, point
 
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
 
@@ -180,7 +179,7 @@ _IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNO
 def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
     cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
-    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
+    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops|tflop/s)", head, re.IGNORECASE)
     if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
         cell = f"{cell} {unit[unit.lastindex or 1]}"
     found = _AMOUNT.findall(cell)
@@ -207,30 +206,38 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
-def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
-    """Yield rows of two values and their ratio, either of them the first, as before and after.
+def ratios_of(sheet: Sheet, at: int, unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and, in a column after them, their ratio or the increase.
 
-    Nothing where no row's ratio is that of its values: then it is of something else.
+    Either value of a ratio may be the first, as before and after. Nothing where no row's ratio is
+    that of its values: then it is of something else.
     """
-    rows, fits = list[tuple[int, list[str]]](), 0
+    rows, fits = dict[str, list[tuple[int, list[str]]]](), 0
     for line, cells in sheet.rows:
-        label, *values = (plain(cell) for cell in cells)
-        stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
+        label, *values = (
+            plain(re.sub(r"\([^()]*\)", "", one)) for one in [cells[0], *cells[at - 2 : at + 1]]
+        )
+        stated = re.match(r"[~≈]?(\d+(?:\.\d+)?) ?[x×]|([-+−]\d+(?:\.\d+)? ?%)$", values[-1])
         found = [_NUMBER.findall(one) for one in values]
-        if stated is None or {len(one) for one in found} != {1}:  # of 9000 / 10000: which?
-            continue
+        if len(values) < 3 or stated is None or {len(one) for one in found} != {1}:
+            continue  # of 9000 / 10000: which?
         pair = [read_printed(one) for (one,) in found[:2]]
         units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
         if len(units) > 1 or not all(one.value for one in pair):
             continue
-        ratio = read_printed(stated[1])
-        pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
-        fits += ratio.claimed.meets(pair[1].interval / pair[0].interval)
-        rows.append((line, [label, *(one.text for one in pair), stated[0]]))
-    if fits:
-        yield Sheet(sheet.name, ["", "before", "after", "ratio"], rows)
-    elif rows:
-        unread.append(f"{plain(sheet.head[-1])!r} of {sheet.name!r}: of which values?")
+        kind, text = (
+            ("ratio", stated[1]) if stated[1] else ("increase", stated[2].replace("−", "-"))
+        )
+        ratio = read_printed(text)
+        if stated[1]:
+            pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
+        over = pair[1].interval / pair[0].interval
+        fits += ratio.claimed.meets(over if stated[1] else over + point(-1))
+        rows.setdefault(kind, []).append((line, [label, *(one.text for one in pair), stated[0]]))
+    for kind, lines in rows.items() if fits else ():
+        yield Sheet(sheet.name, ["", "before", "after", kind], lines)
+    if rows and not fits:
+        unread.append(f"{plain(sheet.head[at])!r} of {sheet.name!r}: of which values?")
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:

@@ -41,6 +41,9 @@ _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
 _OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
+# what a remark below a table may say, and how many lines of it are read
+_BELOW, _UNDER = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length"), 3
+
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 # a text may name these of something else
 _COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
@@ -102,7 +105,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         raise ClaimError(f"{name} has more than {what}. Split it.")
     _set_up([*sheets, *lists], lists, _device_in(prose))
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    parts = (part for sheet in sheets for part in _parts(sheet))
+    parts = (part for sheet in sheets for one in _by_case(sheet) for part in _parts(one))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
@@ -138,7 +141,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
                 sheet.rows.append((number, _cells(line)))
             continue
         if sheet is not None:
-            yield sheet
+            under = "\n".join(lines[number - 1 : number + _UNDER]).partition("\n#")[0]
+            told = _context(under.partition("|")[0])
+            told = {key: told[key] for key in _BELOW if key in told.keys() - sheet.given.keys()}
+            yield replace(sheet, given=sheet.given | told, far=sheet.far | told.keys())
             sheet = None
         if line.startswith("#"):
             name = plain(line.lstrip("#")) or name
@@ -309,6 +315,31 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         yield replace(sheet, head=head)
 
 
+def _by_case(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
+    cases, heads = dict[str, list[int]](), dict[int, str]()
+    for at, head in enumerate(map(plain, sheet.head)):
+        case, _, rest = head.partition(" ")
+        if within := re.fullmatch(r"(.*) \((.*)\)", head):
+            case, rest = within[2], within[1]
+        if (vocabulary.bare_size(case) or devices_in(case)) and _named(*_heading(rest)):
+            cases.setdefault(case, []).append(at)
+            heads[at] = rest
+    if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
+        yield sheet
+        return
+    for case, places in cases.items():
+        kept = [at for at in range(len(sheet.head)) if at in places or at not in heads]
+        rows = [
+            (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
+        ]
+        rows = [(line, row) for line, row in rows if len(row) > len(kept)]
+        named = "model" if vocabulary.bare_size(case) else "gpu"
+        yield replace(
+            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
+        )
+
+
 def _counted(table: Table, count: str) -> Table:
     """Return a table with the one number of GPUs that a text names, where a row fits it."""
     told = {"gpus": read_printed(count, exact=True)}
@@ -426,8 +457,8 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         return
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    if ratio == [3] and len(sheet.head) == 4 and not named:
-        yield from device_tables.ratios_of(sheet, unread)
+    if len(ratio) == 1 and ratio[0] > 1 and not named:
+        yield from device_tables.ratios_of(sheet, ratio[0], unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -593,10 +624,11 @@ def _given(
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    if "parameters" in column.field:
-        cell = _MIXED_SIZE.sub(r"\1", cell)
-        if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
-            return None
+    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
+    named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
+    less = column.field != "increase" and re.match(r"\+|.*\dpp\b", cell.replace(" ", ""))
+    if named or less:  # no size; a difference
+        return None
     cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
     cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
     match = vocabulary.pattern("number").match(cell)

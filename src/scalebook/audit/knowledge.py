@@ -32,6 +32,7 @@ from scalebook.measure.intervals import Interval, point
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
 
+NEAR_PRINTED = 0.007  # by which a rounded peak may differ: 2.5 PFLOP/s for 2,516.6
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
 NAMED = "6 N of the size in its name"
@@ -116,6 +117,7 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
         return {name: found} if (found := _model_named(cell)) else {}
     if name == "accelerator":
         device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        device = re.sub(r"(?i)(?<=\bv\d[pe])-\d+$", "", device)  # a slice of v5e-256
         for one in (device, re.split("[,;(]", device)[0].strip()):  # A100 80GB, single node
             if one and _has(name, one):
                 return {name: one}
@@ -513,7 +515,8 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
 
 def _printed_peak(peak: float, other: float) -> Interval:
     """Return how data sheets print a peak: 989.4 as 989, 990 or half of 1,979, 2,614.9 as 2,610."""
-    ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}")]
+    ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}"), float(f"{peak:.2g}")]
+    ends = [end for end in ends if abs(end / peak - 1) < NEAR_PRINTED]
     ends += [half for half in (other / 2, other * 2) if abs(half / peak - 1) < NEAR_PEAK]
     return Interval(min(ends), max(ends))
 

@@ -110,7 +110,7 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
         return
     right = solve(identity, item.quantity, known.facts)
     found = compare(known.row, item, identity.text, right)
-    for excuse in (_rounded_before, _experts_apart, _in_gib):
+    for excuse in (_rounded_before, _experts_apart, _in_gib, _less_pue):
         if found.verdict == "contradicts":
             found = excuse(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
@@ -132,6 +132,21 @@ def _in_gib(
     if item.name not in _SIZES or (fact := next(fits, None)) is None:
         return None
     note = "holds if the GB are GiB"
+    return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
+
+
+def _less_pue(
+    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+) -> Check | None:
+    """Return that carbon is possible if the stated energy is that before the stated PUE."""
+    pue, claimed = known.row.values.get("pue"), known.row.values[item.name].claimed
+    if pue is None or item.quantity != "carbon_kg":
+        return None
+    if (
+        fact := next((one for one in right if claimed.meets(one.interval * pue.interval)), None)
+    ) is None:
+        return None
+    note = "holds if the PUE is not in the energy"
     return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
 
 

@@ -217,10 +217,10 @@ def check_table(table: Table) -> list[Check]:
             found.extend(_sum(known, index))
         every.append(found)
     summed, checks = _summed(table), list[Check]()
+    told = _confirmed(table, every)
     for item, found in zip(known, every, strict=True):
-        told = _confirmed(table, every)
-        found = [_unless_doubted(item.row, one, told) for one in found]
-        checks.extend((*found, *unchecked(item, found, summed)))
+        sure = [_unless_doubted(item.row, one, told) for one in found]
+        checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
 
 
@@ -327,11 +327,13 @@ def _witness(known: Known, quantity: str) -> vocabulary.Field | None:
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
     """Compare the total row with the sum of the others, for quantities that add up."""
     row = known[index].row
+    others = [other.row for other in known if other.row is not row]
+    items = [one for one in others if not re.match(r"[-–•↳└]", one.label)]  # less their parts
     for name in row.values:
         item = vocabulary.field(name)
         if item is None or not item.total:
             continue
-        parts = [other.row.values[name] for other in known if other.row is not row]
+        parts = [one.values[name] for one in items or others]
         total = sum((part.interval for part in parts), start=point(0.0))
         terms = " + ".join(operand(part) for part in parts)
         value = sum(part.value for part in parts)
