@@ -94,6 +94,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheets, prose = device_tables.in_html(text)
         for sheet in sheets:
             sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
+            sheet.far = _COUNTS & sheet.given.keys()
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
@@ -158,10 +159,12 @@ def _markdown(text: str) -> Iterator[Sheet]:
                 vocabulary.pattern("gpus").findall(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
             )
             given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
-            given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            told = _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            far = _COUNTS & (told.keys() - given.keys())
+            given |= told
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            far, given = frozenset(only.keys() - given.keys()), only | given
+            given = only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             given |= {"note": hint} if hint else {}
@@ -273,7 +276,6 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        sheet.far |= given.keys() - sheet.given.keys()
         sheet.given = given | sheet.given
 
 
@@ -580,7 +582,8 @@ def _row(
     formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
     own |= {"precision": formats.pop()} if len(formats) == 1 else {}
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
-    doubtful |= given & ((sheet.far | _COUNTS) - own.keys())
+    doubtful |= given & (sheet.far - own.keys())
+    doubtful |= knowledge.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")

@@ -32,7 +32,6 @@ from scalebook.measure.intervals import Interval, point
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
 
-NEAR_PRINTED = 0.007  # by which a rounded peak may differ: 2.5 PFLOP/s for 2,516.6
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
 NAMED = "6 N of the size in its name"
@@ -45,6 +44,7 @@ LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence len
 LONGEST_USUAL = 32_768  # tokens; who trains with longer samples says so
 MTP = ", with its MTP module"
 HARDWARE = ("hfu", "hardware_flops_per_token", "hardware_tflops_per_second_per_gpu")
+DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)
 LORA = re.compile(r"\b(q?lora|peft|adapters?|frozen)\b", re.IGNORECASE)
 # 8x7B, 30B-A3B, MoE: names of models whose total size says nothing of their FLOPs
 MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?b\b", re.IGNORECASE)
@@ -154,6 +154,13 @@ def in_catalog(words: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             del known[name]
             known |= catalog_words(name, text)
     return known, not_in_catalog(words, known)
+
+
+def unsaid(words: Mapping[str, str], at: Mapping[str, str], text: str) -> set[str]:
+    """Return what a row of a document leaves open: how many weights work, over which peak."""
+    known = "model" in words or "parameters" not in at or DENSE.search(text)
+    found = set[str]() if known else {"active_parameters"}  # a token may meet some experts only
+    return found if "precision" in words else found | {"peak_precision"}
 
 
 def _model_named(text: str) -> str | None:
@@ -506,7 +513,9 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
-            yield _known("peak_tflops_per_second", peak, variant, legitimate=usual)
+            bound = other == "fp8" and "peak_precision" in row.doubtful
+            fact = _known("peak_tflops_per_second", peak, variant, legitimate=usual or bound)
+            yield replace(fact, bound=bound)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:
@@ -515,8 +524,7 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
 
 def _printed_peak(peak: float, other: float) -> Interval:
     """Return how data sheets print a peak: 989.4 as 989, 990 or half of 1,979, 2,614.9 as 2,610."""
-    ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}"), float(f"{peak:.2g}")]
-    ends = [end for end in ends if abs(end / peak - 1) < NEAR_PRINTED]
+    ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}")]
     ends += [half for half in (other / 2, other * 2) if abs(half / peak - 1) < NEAR_PEAK]
     return Interval(min(ends), max(ends))
 

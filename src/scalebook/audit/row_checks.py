@@ -341,6 +341,8 @@ def _whole(known: Known, identity: Identity) -> Iterator[Check]:
     if more and whole and fact.value != 1:  # any of them may be it
         return
     left = " * ".join((first, *more))
+    for name in stated if fact.value == 1 else ():
+        yield check_of(row, name, identity.text, "holds", arithmetic=fact.steps[-1])
     yield check_of(
         row,
         item.name,

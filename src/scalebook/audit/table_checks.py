@@ -201,11 +201,22 @@ def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
     return None
 
 
+SUM = "sum of the rows above"
 SIZELESS = ("gpus", "mfu")
 
 
 def check_table(table: Table) -> list[Check]:
-    """Return every check of a table's rows, in their order."""
+    """Return every check of a table's rows, in their order.
+
+    Without a precision an MFU may be of the FP8 peak, unless one of the table is of the BF16 peak.
+    """
+    rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
+    checks = _checks(replace(table, rows=tuple(rows)))
+    judged = {one.verdict for one in checks if one.field == "mfu"}
+    return checks if "holds" in judged or "contradicts" not in judged else _checks(table)
+
+
+def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
     known = [know(row, _comparable(row, base, facts)) for row in table.rows]
@@ -214,7 +225,12 @@ def check_table(table: Table) -> list[Check]:
         found = [*check_row(item), *judge_words(item)]
         found.extend(_same(table, known, index))
         if item.row.label == table.total:
-            found.extend(_sum(known, index))
+            sums = list(_sum(known, index))
+            fits = len(sums) == 1 or any(one.verdict == "holds" for one in sums)
+            wrong = {
+                one.field for checks in every for one in checks if one.verdict == "contradicts"
+            }
+            found += [one for one in sums if fits and one.field not in wrong]
         every.append(found)
     summed, checks = _summed(table), list[Check]()
     told = _confirmed(table, every)
@@ -245,6 +261,8 @@ def _doubts(row: Row, check: Check) -> list[str]:
 def _unless_doubted(row: Row, check: Check, confirmed: frozenset[str]) -> Check:
     """Return a check; an accusation only if all that it rests on is sure or confirmed."""
     doubts = [name for name in _doubts(row, check) if name not in confirmed]
+    if check.rule == SUM:
+        return check
     if check.verdict not in ("contradicts", "impossible") or not doubts:
         return check
     note = f"rests on {', '.join(doubts)}, which may be of something else"
@@ -258,6 +276,7 @@ _BEHIND = {  # what the catalog knows by a field
     "model": ("flops_per_token", "hardware_flops_per_token", "parameters"),
     "sequence_length": ("flops_per_token", "hardware_flops_per_token"),
     "parameters": ("flops_per_token",),
+    "active_parameters": ("flops_per_token",),
 }
 
 
@@ -339,4 +358,4 @@ def _sum(known: list[Known], index: int) -> Iterator[Check]:
         value = sum(part.value for part in parts)
         step = f"{name} = {terms} = {show(value / item.scale)}"
         fact = Fact(item.quantity, total, value, show(value), "derived", steps=(step,))
-        yield compare(row, item, "sum of the rows above", (fact,))
+        yield compare(row, item, SUM, (fact,))
