@@ -63,11 +63,13 @@ class _Tables(HTMLParser):
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
         self._section, self._hidden = 0, False  # where in the text; whether it is a script
+        self._note = False
         self._rows, self._wide, self._high = 0, 1, 1  # so far; columns and rows of a cell
         self._held = dict[int, tuple[int, str]]()  # by column: in how many rows below a cell is too
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
+        self._note = tag == "sup" and not "".join(self._text).endswith("10")  # a footnote's mark
         if tag == "table":
             self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
             self._held = {}
@@ -91,12 +93,13 @@ class _Tables(HTMLParser):
             self._row.append(held[1])
 
     def handle_data(self, data: str) -> None:
-        self._text.append(data)
+        self._text.append("" if self._note else data)
         if self._sheet is None and not self._hidden:
             self.shown.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         text = " ".join("".join(self._text).split())
+        self._note = False
         if tag in ("h1", "h2", "h3", "h4"):
             self._name, self._section = text or self._name, len(self.shown)
         elif tag == "caption" and self._sheet is not None:

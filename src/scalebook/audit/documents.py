@@ -41,8 +41,9 @@ _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
 _OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
-# what a remark below a table may say, and how many lines of it are read
-_BELOW, _UNDER = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length"), 3
+# what a remark below a table, or its headings, may say, and how many lines of that are read
+_BELOW = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_UNDER = 3
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 # a text may name these of something else
@@ -276,7 +277,8 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        sheet.given = given | sheet.given
+        heads = _context("; ".join(sheet.head))
+        sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
 
 
 def _device_in(text: str) -> dict[str, str]:
@@ -435,7 +437,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 
 _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
-    *SETTINGS, "gpus", "gpu_power_watts", "mfu", "tokens_per_second",
+    *SETTINGS, "tokens_per_day", "cost", "gpu_hours", "elapsed_seconds", "tokens", "hfu",
+    "cost_per_million_tokens", "cost_per_billion_tokens", "gpus", "gpu_power_watts", "mfu",
+    "tokens_per_second",
     "tokens_per_second_per_gpu", "step_seconds", "samples_per_second",
     "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
@@ -655,7 +659,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         number += "%"
     if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
         name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
-    if number != match["number"].strip() and kind:  # 0.92x of something is no rate
+    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x is no rate
         return None
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:

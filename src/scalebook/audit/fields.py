@@ -129,7 +129,8 @@ LONGEST = 120  # characters of a label or a heading that is shown
 
 def plain(text: str) -> str:
     """Return a cell without Markdown's marks, links and footnotes."""
-    text = re.sub(r"\\([-_*#~$])", r"\1", re.sub(r"<br ?/?>", " ", text))
+    text = re.sub(r"<br ?/?>|(?<!10)<sup>[^<]*</sup>|(?<!10)[⁰¹²³⁴-⁹]+", " ", text)
+    text = re.sub(r"\\([-_*#~$])", r"\1", text)
     shown = _MARKS.sub(" ", _LINK.sub(r"\1", text))
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
 

@@ -87,9 +87,11 @@ def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
 
     A field that another quantity of the identity was derived from is no independent witness.
     """
+    compared = any(name.startswith(vocabulary.BASE) for name in identity.names)
+    others = () if compared else reversed(identity.right.names())  # another row accuses no rate
     claimed = [
         item
-        for name in (identity.subject, *reversed(identity.right.names()))
+        for name in (identity.subject, *others)
         if (item := field_of(known.row, name)) is not None
         and item.name not in known.row.given
         and not any(
@@ -341,7 +343,7 @@ def _whole(known: Known, identity: Identity) -> Iterator[Check]:
     if more and whole and fact.value != 1:  # any of them may be it
         return
     left = " * ".join((first, *more))
-    for name in stated if fact.value == 1 else ():
+    for name in stated if (first, *more) == ("context_parallel_size",) and fact.value == 1 else ():
         yield check_of(row, name, identity.text, "holds", arithmetic=fact.steps[-1])
     yield check_of(
         row,
