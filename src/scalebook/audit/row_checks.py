@@ -88,12 +88,12 @@ def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
     A field that another quantity of the identity was derived from is no independent witness.
     """
     compared = any(name.startswith(vocabulary.BASE) for name in identity.names)
-    others = () if compared else reversed(identity.right.names())  # another row accuses no rate
     claimed = [
         item
-        for name in (identity.subject, *others)
+        for name in (identity.subject, *reversed(identity.right.names()))
         if (item := field_of(known.row, name)) is not None
         and item.name not in known.row.given
+        and not (compared and name in ("elapsed_seconds", "step_seconds"))  # of as much work?
         and not any(
             name in fact.inputs
             for other in identity.names

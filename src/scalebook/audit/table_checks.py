@@ -276,7 +276,6 @@ _BEHIND = {  # what the catalog knows by a field
     "model": ("flops_per_token", "hardware_flops_per_token", "parameters"),
     "sequence_length": ("flops_per_token", "hardware_flops_per_token"),
     "parameters": ("flops_per_token",),
-    "active_parameters": ("flops_per_token",),
 }
 
 
