@@ -62,6 +62,7 @@ _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a de
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
+    ("token_rate", "tokens_per_second"),
     ("gpu_tflops", "model_tflops_per_second_per_gpu"),
 )  # fmt: skip
 # a unit must be written: a bare number may be anything
@@ -95,7 +96,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheets, prose = device_tables.in_html(text)
         for sheet in sheets:
             sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
-            sheet.far = _COUNTS & sheet.given.keys()
+            sheet.far = _COUNTS & sheet.given.keys() | _unscaled(sheet.above[-MOST_TEXT:])
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
@@ -168,6 +169,8 @@ def _markdown(text: str) -> Iterator[Sheet]:
             given = only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
+            hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
+            far |= _unscaled(outer[-1][-MOST_TEXT:])
             given |= {"note": hint} if hint else {}
             sheet = Sheet(name, _cells(line), given=given, far=far)
     if sheet is not None:
@@ -261,6 +264,12 @@ def _context(text: str) -> dict[str, str]:
     for name, pattern in vocabulary.headings()["context"].items():
         found[name] = {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+
+
+def _unscaled(text: str) -> set[str]:
+    """Return the rates, where a text states their scale or what they are of: ``in thousands``."""
+    scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
+    return {name for _, name in _RATES} if scaled else set()
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -474,8 +483,9 @@ def _shown(sheet: Sheet, index: int) -> str:
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
     for kind, field_name in _RATES:
-        rate = vocabulary.factor(kind, unit) and "s" in unit  # no scale only: (K)
-        if rate and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+        if vocabulary.is_rate(kind, unit) and re.fullmatch(
+            ".*(throughput|rate|speed|吞吐).*", name
+        ):
             return field_name
     texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
     named = (
@@ -586,7 +596,7 @@ def _row(
     formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
     own |= {"precision": formats.pop()} if len(formats) == 1 else {}
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
-    doubtful |= given & (sheet.far - own.keys())
+    doubtful |= (given | {name for _, name in _RATES}) & (sheet.far - own.keys())
     doubtful |= knowledge.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
@@ -647,7 +657,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
         for other, field_name in _RATES:
-            if vocabulary.factor(other, unit):
+            if vocabulary.is_rate(other, unit):
                 name, kind = field_name, other
     factor = vocabulary.factor(kind, unit) if kind else 1.0
     word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"

@@ -114,10 +114,17 @@ def factor(kind: str | None, unit: str) -> float | None:
     return times and times * float(scaled[scale[1]])
 
 
+def is_rate(kind: str, unit: str) -> bool:
+    """Return whether a unit is one of this kind of rate, and no scale only: (K)."""
+    return bool(factor(kind, unit)) and factor("tokens", unit) is None
+
+
 def is_other(kind: str | None, unit: str) -> bool:
     """Return whether a unit is of another kind: a switch's throughput in Tbps is not of tokens."""
     known = [*headings()["units"]] if kind and unit and factor(kind, unit) is None else []
     rate = r"[a-z]+ ?(/|per) ?s(ec|econds?)?|[kmgt]?i?b(it)?ps|[a-z]+/s"
+    if re.search(r"[x×] ?10|10 ?(\^|\*\*|[⁰¹²³⁴-⁹])|\b1e\d", unit):
+        return True  # a scale of unknown sense
     odd = kind is not None and kind.endswith("_rate") and re.fullmatch(rate, unit)
     return bool(known) and (any(factor(one, unit) for one in known) or bool(odd))
 
