@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
-from scalebook.audit.fields import plain
+from scalebook.audit.fields import heading_of, named_by, plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, peaks_of
 from scalebook.audit.printed import read_printed
@@ -204,6 +204,31 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
         columns = zip(sheet.head, *(row for _, row in lines), strict=True)
         head, *rows = (list(one) for at, one in enumerate(columns) if at not in without)
         yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
+
+
+def by_case(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
+    cases, heads = dict[str, list[int]](), dict[int, str]()
+    for at, head in enumerate(map(plain, sheet.head)):
+        case, _, rest = head.partition(" ")
+        if within := re.fullmatch(r"(.*) \((.*)\)", head):
+            case, rest = within[2], within[1]
+        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+            cases.setdefault(case, []).append(at)
+            heads[at] = rest
+    if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
+        yield sheet
+        return
+    for case, places in cases.items():
+        kept = [at for at in range(len(sheet.head)) if at in places or at not in heads]
+        rows = [
+            (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
+        ]
+        rows = [(line, row) for line, row in rows if len(row) > len(kept)]
+        named = "model" if vocabulary.bare_size(case) else "gpu"
+        yield replace(
+            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
+        )
 
 
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")

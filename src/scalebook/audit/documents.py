@@ -20,19 +20,20 @@ from scalebook.audit.device_tables import (
     MOST_ROWS,
     Sheet,
     amount,
+    by_case,
     devices_in,
     near,
     peaks_in,
     separated,
 )
-from scalebook.audit.fields import plain
-from scalebook.audit.printed import Printed, improved, read_printed
+from scalebook.audit.fields import RATES, heading_of, named_by, plain
+from scalebook.audit.printed import Printed, improved, read_printed, sizes_in
 from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
-from scalebook.settings import PARALLEL_SIZES, SETTINGS
+from scalebook.settings import SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
@@ -49,22 +50,12 @@ _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 # a text may name these of something else
 _COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
-_UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
-_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
-_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
-    ("DP", "FSDP"), "data_parallel_size"
-)
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
-_RATES = (
-    ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
-    ("token_rate", "tokens_per_second"),
-    ("gpu_tflops", "model_tflops_per_second_per_gpu"),
-)  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
@@ -108,7 +99,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         raise ClaimError(f"{name} has more than {what}. Split it.")
     _set_up([*sheets, *lists], lists, _device_in(prose))
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    parts = (part for sheet in sheets for one in _by_case(sheet) for part in _parts(one))
+    parts = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
@@ -269,7 +260,7 @@ def _context(text: str) -> dict[str, str]:
 def _unscaled(text: str) -> set[str]:
     """Return the rates, where a text states their scale or what they are of: ``in thousands``."""
     scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
-    return {name for _, name in _RATES} if scaled else set()
+    return {name for _, name in RATES} if scaled else set()
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -300,7 +291,7 @@ def _device_in(text: str) -> dict[str, str]:
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
-    names = [_heading(head)[0] for head in sheet.head]
+    names = [heading_of(head)[0] for head in sheet.head]
     families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
     cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
     if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
@@ -311,7 +302,7 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         for key, pattern in vocabulary.headings()["cases"].items()
     }
     for at in cases["sizes"]:
-        models = ["model" if _named(name, "") == "model" else "" for name in names]
+        models = ["model" if named_by(name, "") == "model" else "" for name in names]
         sizes = [
             (line, [*cells[:at], size, *cells[at + 1 :]])
             for line, cells in sheet.rows
@@ -326,31 +317,6 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         yield Sheet(sheet.name, ["", *own], rows, sheet.given)
     if not times:
         yield replace(sheet, head=head)
-
-
-def _by_case(sheet: Sheet) -> Iterator[Sheet]:
-    """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
-    cases, heads = dict[str, list[int]](), dict[int, str]()
-    for at, head in enumerate(map(plain, sheet.head)):
-        case, _, rest = head.partition(" ")
-        if within := re.fullmatch(r"(.*) \((.*)\)", head):
-            case, rest = within[2], within[1]
-        if (vocabulary.bare_size(case) or devices_in(case)) and _named(*_heading(rest)):
-            cases.setdefault(case, []).append(at)
-            heads[at] = rest
-    if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
-        yield sheet
-        return
-    for case, places in cases.items():
-        kept = [at for at in range(len(sheet.head)) if at in places or at not in heads]
-        rows = [
-            (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
-        ]
-        rows = [(line, row) for line, row in rows if len(row) > len(kept)]
-        named = "model" if vocabulary.bare_size(case) else "gpu"
-        yield replace(
-            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
-        )
 
 
 def _counted(table: Table, count: str) -> Table:
@@ -384,16 +350,6 @@ class _Column:
     kind: str | None
 
 
-def _heading(text: str) -> tuple[str, str]:
-    """Return the name and the unit of a heading: ``Step time (ms)``."""
-    shown = plain(text.replace("_", " ")).lower()
-    if vocabulary.field(shown.replace(" ", "_")) is None:
-        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
-        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
-    match = _UNIT.match(shown)
-    return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
-
-
 def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     """Return the columns whose heading is known; note the others.
 
@@ -402,12 +358,12 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     found: dict[str, list[_Column]] = {}
     later: list[tuple[int, str, str]] = []
     for index, head in enumerate(sheet.head):
-        name, unit = _heading(head)
+        name, unit = heading_of(head)
         own = vocabulary.field(name.replace(" ", "_"))
-        field_name = own.name if own else _named(name, unit)
+        field_name = own.name if own else named_by(name, unit)
         if field_name is None:  # MicroBatchSize
-            name, unit = _heading(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
-            field_name = _named(name, unit)
+            name, unit = heading_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
+            field_name = named_by(name, unit)
         if field_name is None:
             later.append((index, name, unit))
             continue
@@ -428,7 +384,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
         bare = ("memory", "mem", "vram")
-        single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
+        single = [one for one in single if heading_of(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
@@ -457,14 +413,14 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    of_runs = _OF_RUNS & {named_by(*heading_of(cell)) for cell in cells}
     ratio = [
         at
         for at, one in enumerate(sheet.head)
         if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
     ]
-    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
-    named = any(_named(*_heading(one)) for one in sheet.head[1:])
+    known = [row for _, row in sheet.rows if row and named_by(*heading_of(row[0]))]
+    named = any(named_by(*heading_of(one)) for one in sheet.head[1:])
     if not of_runs:
         yield from device_tables.of_devices(sheet, unread)
     elif len(known) * 2 < len(sheet.rows) or named:
@@ -478,23 +434,6 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
 
 def _shown(sheet: Sheet, index: int) -> str:
     return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
-
-
-def _named(name: str, unit: str) -> str | None:
-    """Return the field that a heading states; its unit may say what a throughput is of."""
-    for kind, field_name in _RATES:
-        if vocabulary.is_rate(kind, unit) and re.fullmatch(
-            ".*(throughput|rate|speed|吞吐).*", name
-        ):
-            return field_name
-    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
-    named = (
-        field_name
-        for text in texts
-        for field_name, patterns in vocabulary.headings()["fields"].items()
-        if any(re.fullmatch(pattern, text) for pattern in patterns)
-    )
-    return next(named, None)
 
 
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
@@ -541,11 +480,11 @@ def _totalled(sheet: Sheet) -> Sheet:
 
     Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
     """
-    names = [_heading(head) for head in sheet.head]
+    names = [heading_of(head) for head in sheet.head]
     at = next((i for i, (name, _) in enumerate(names) if _TFLOPS.fullmatch(name)), None)
     if at is None:
         return sheet
-    share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
+    share = next((i for i, pair in enumerate(names) if named_by(*pair) == "mfu"), len(names))
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
@@ -573,12 +512,9 @@ def _row(
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
-    doubtful = {
-        one.field
-        for one in columns
-        if _doubtful(sheet.head[one.index], shown[one.index] if one.index < len(shown) else "")
-    }
-    for name, value in _sizes(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
+    seen = [one for one in columns if one.index < len(shown)]
+    doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
+    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
@@ -596,8 +532,8 @@ def _row(
     formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
     own |= {"precision": formats.pop()} if len(formats) == 1 else {}
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
-    doubtful |= (given | {name for _, name in _RATES}) & (sheet.far - own.keys())
-    doubtful |= knowledge.unsaid(words, at, " ".join([sheet.name, *shown]))
+    doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
+    doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
@@ -615,7 +551,7 @@ def _row(
 def _doubtful(head: str, cell: str) -> bool:
     """Return whether neither a heading nor its cell says what a number is of: ``Throughput``."""
     rules = vocabulary.headings()["loose"]
-    name, unit = _heading(head)
+    name, unit = heading_of(head)
     return re.fullmatch(rules["headings"], f"{name} {unit}".strip()) is not None and not re.search(
         rules["units"], f"{unit} {cell}".lower()
     )
@@ -656,7 +592,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
     name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
-        for other, field_name in _RATES:
+        for other, field_name in RATES:
             if vocabulary.is_rate(other, unit):
                 name, kind = field_name, other
     factor = vocabulary.factor(kind, unit) if kind else 1.0
@@ -690,21 +626,3 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
         return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
     except ClaimError:
         return None
-
-
-def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
-    """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
-    for name, size in sorted(stated):
-        if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
-            yield name, read_printed(size, exact=True)
-    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
-        yield "sequence_length", read_printed(told[1], exact=True)
-    if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
-        yield "nodes", read_printed(told[1], exact=True)
-        yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
-        return
-    for name in ("gpus", "nodes"):
-        found = set(vocabulary.pattern(name).findall(text))
-        if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
-            yield name, read_printed(found.pop(), exact=True)

@@ -192,3 +192,46 @@ def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
     usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
     chosen = [one for one in fits if one in usual] or fits
     return chosen[0] if len(chosen) == 1 else None
+
+
+_UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
+RATES = (
+    ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
+    ("token_rate", "tokens_per_second"),
+    ("gpu_tflops", "model_tflops_per_second_per_gpu"),
+)  # fmt: skip
+
+
+def heading_of(text: str) -> tuple[str, str]:
+    """Return the name and the unit of a heading: ``Step time (ms)``."""
+    shown = plain(text.replace("_", " ")).lower()
+    if field(shown.replace(" ", "_")) is None:
+        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
+        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
+    match = _UNIT.match(shown)
+    return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
+
+
+def named_by(name: str, unit: str) -> str | None:
+    """Return the field that a heading states; its unit may say what a throughput is of."""
+    for kind, field_name in RATES:
+        if is_rate(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+            return field_name
+    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
+    named = (
+        field_name
+        for text in texts
+        for field_name, patterns in headings()["fields"].items()
+        if any(re.fullmatch(pattern, text) for pattern in patterns)
+    )
+    return next(named, None)
+
+
+_DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)
+
+
+def unsaid(words: Mapping[str, str], at: Mapping[str, str], text: str) -> set[str]:
+    """Return what a row of a document leaves open: how many weights work, over which peak."""
+    known = "model" in words or "parameters" not in at or _DENSE.search(text)
+    found = set[str]() if known else {"active_parameters"}  # a token may meet some experts only
+    return found if "precision" in words else found | {"peak_precision"}

@@ -46,7 +46,6 @@ LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence len
 LONGEST_USUAL = 32_768  # tokens; who trains with longer samples says so
 MTP = ", with its MTP module"
 HARDWARE = ("hfu", "hardware_flops_per_token", "hardware_tflops_per_second_per_gpu")
-DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)
 LORA = re.compile(r"\b(q?lora|peft|adapters?|frozen)\b", re.IGNORECASE)
 # 8x7B, 30B-A3B, MoE: names of models whose total size says nothing of their FLOPs
 MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?b\b", re.IGNORECASE)
@@ -156,13 +155,6 @@ def in_catalog(words: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             del known[name]
             known |= catalog_words(name, text)
     return known, not_in_catalog(words, known)
-
-
-def unsaid(words: Mapping[str, str], at: Mapping[str, str], text: str) -> set[str]:
-    """Return what a row of a document leaves open: how many weights work, over which peak."""
-    known = "model" in words or "parameters" not in at or DENSE.search(text)
-    found = set[str]() if known else {"active_parameters"}  # a token may meet some experts only
-    return found if "precision" in words else found | {"peak_precision"}
 
 
 def _model_named(text: str) -> str | None:
