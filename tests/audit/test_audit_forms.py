@@ -140,3 +140,65 @@ def test_a_scale_or_an_average_settles_nothing(counts: dict[tuple[str, int], flo
     for label, verdict in (("Mean", False), ("c", True)):
         checks = audit(read_document(text.format(label), ".md", "a")).checks
         assert any(one.verdict == "contradicts" for one in checks) == verdict
+
+
+def verdicts(text: str, suffix: str = ".md") -> dict[str, set[str]]:
+    """What is said of each stated text."""
+    found: dict[str, set[str]] = {}
+    for one in audit(read_document(text, suffix, f"a{suffix}")).checks:
+        found.setdefault(one.stated, set()).add(one.verdict)
+    return found
+
+
+def test_headings_name_cases_and_a_ratio_may_follow_any_two_columns():
+    """120 / 197 = 60.9 %, 110 / 197 = 55.8 %; 105.31 / 96.66 = 1.09; 110 / 100 - 1 = 10 %."""
+    head = "Hardware|16B TFLOP/s/chip|16B MFU|64B TFLOP/s/chip|64B MFU\n-|-|-|-|-\n"
+    found = verdicts(f"{head}2x v5e-256|120|60.9%|110|55.8%\n4x v5e-256|120|60.9%|110|65.8%\n")
+    assert "holds" in found["60.9%"] and "holds" in found["55.8%"]
+    assert "contradicts" in found["65.8%"]
+    ratio = "Run|Scale|Here|Eos|Ratio (Here/Eos)\n-|-|-|-|-\na|1 N|105.31|96.66|1.09×\n"
+    assert verdicts(ratio)["1.09"] == {"holds"}
+    more = "Metric|Old|New|Δ\n-|-|-|-\nTokens/s|100|110|+10%\nMFU|30%|33%|+3 pp\n"
+    found = verdicts(f"{more}Tokens/s/GPU|50|60|+30%\n")
+    assert (found["+10%"], found["+30%"]) == ({"holds"}, {"contradicts"})
+    assert "+3" not in found
+
+
+def test_a_remark_below_a_table_counts_where_a_row_confirms_it():
+    rows = "Phase|GPU hours|Cost\n-|-|-\na|200|$600\nb|200|$900\n\nCosts at $3/GPU-hour.\n"
+    assert "contradicts" in verdicts(rows)["$900"]
+    assert "contradicts" not in verdicts(rows.replace("$600", "$1,000"))["$900"]
+
+
+def test_a_total_leaves_out_the_parts_of_its_rows_and_those_accused():
+    rows = "Phase|GPU hours\n-|-\nOne|200\n- first|50\n- second|150\nTwo|{}\nTotal|600\n"
+    assert "holds" in verdicts(rows.format(400))["600"]
+    assert "contradicts" in verdicts(rows.format(300))["600"]
+    priced = "Phase|GPU hours|$/GPU-hour|Cost\n-|-|-|-\na|1|$3|$3\nb|2|$3|${}\nTotal|3||$9\n"
+    assert "holds" in verdicts(priced.format(6))["$9"]
+    assert "contradicts" not in verdicts(priced.format(7))["$9"]  # but the 7
+
+
+def test_a_size_may_be_that_of_a_mixture_and_a_fast_rate_one_of_fp8():
+    """6 x 299e9 x 1,099.6 = 1,972 TFLOP/s if all of it works; 757 / 1,979 = 38.3 %."""
+    rows = "{}|TFLOP/s/chip|tok/s/chip\n-|-|-\n298.8B|168.6|1,099.6\n"
+    assert "contradicts" not in verdicts(rows.format("Parameters"))["168.6"]
+    assert "contradicts" in verdicts(f"# A dense model\n\n{rows.format('Parameters')}")["168.6"]
+    for rate, mfu, accused in ((757, "38.3%", False), (450, "22.7%", True)):
+        text = f"# On H100\n\nRun|TFLOPS/GPU|MFU\n-|-|-\na|{rate}|{mfu}\n"
+        assert ("contradicts" in verdicts(text)[mfu]) == accused
+
+
+def test_no_time_is_accused_by_the_time_of_another_row():
+    """57,289 / 29,600 = 1.94; 1,017.61 / 522.01 = 1.95 of work that need not be the same."""
+    rows = "GPUs|Tokens/s|Training time (s)|Speedup\n-|-|-|-\n1|29600|1017.61|1.00\n2|57289|{}|{}\n"
+    assert "contradicts" not in set().union(*verdicts(rows.format("522.01", "1.94")).values())
+    assert "contradicts" in verdicts(rows.format("522.01", "2.94"))["2.94"]
+
+
+def test_carbon_may_come_from_energy_before_the_pue():
+    """104 MWh x 1.1 x 0.610 kg = 69.8 t."""
+    head = "Run|Energy (MWh)|PUE|kg CO2 (grid 0.610 kg/kWh)\n-|-|-|-\na|104|1.1|{}\n"
+    assert verdicts(head.format("63,440"))["63,440"] == {"holds"}
+    assert verdicts(head.format("69,784"))["69,784"] == {"possible"}
+    assert verdicts(head.format("90,000"))["90,000"] == {"contradicts"}
