@@ -174,9 +174,13 @@ def test_a_total_leaves_out_the_parts_of_its_rows_and_those_accused():
     rows = "Phase|GPU hours\n-|-\nOne|200\n- first|50\n- second|150\nTwo|{}\nTotal|600\n"
     assert "holds" in verdicts(rows.format(400))["600"]
     assert "contradicts" in verdicts(rows.format(300))["600"]
-    priced = "Phase|GPU hours|$/GPU-hour|Cost\n-|-|-|-\na|1|$3|$3\nb|2|$3|${}\nTotal|3||$9\n"
-    assert "holds" in verdicts(priced.format(6))["$9"]
-    assert "contradicts" not in verdicts(priced.format(7))["$9"]  # but the 7
+    priced = (
+        "Phase|GPU hours|Price per GPU hour|Cost\n-|-|-|-\na|10.0|$3.00|$30.00\nb|20.0|$3.00|${}\n"
+    )
+    priced += "Total|30.0||$90.00\n"
+    assert "holds" in verdicts(priced.format("60.00"))["$90.00"]
+    found = verdicts(priced.format("80.00"))
+    assert "contradicts" in found["$80.00"] and "contradicts" not in found.get("$90.00", ())
 
 
 def test_a_size_may_be_that_of_a_mixture_and_a_fast_rate_one_of_fp8():
@@ -194,6 +198,8 @@ def test_no_time_is_accused_by_the_time_of_another_row():
     rows = "GPUs|Tokens/s|Training time (s)|Speedup\n-|-|-|-\n1|29600|1017.61|1.00\n2|57289|{}|{}\n"
     assert "contradicts" not in set().union(*verdicts(rows.format("522.01", "1.94")).values())
     assert "contradicts" in verdicts(rows.format("522.01", "2.94"))["2.94"]
+    rows = rows.replace("Speedup", "Scaling efficiency").replace("1.00\n", "100%\n")
+    assert "contradicts" not in set().union(*verdicts(rows.format("522.01", "97%")).values())
 
 
 def test_carbon_may_come_from_energy_before_the_pue():
