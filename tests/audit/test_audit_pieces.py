@@ -1020,7 +1020,7 @@ def test_a_cell_is_read_without_its_marks(text: str, plain: str) -> None:
     ],
 )
 def test_a_heading_is_a_name_and_a_unit(head: str, name: str, unit: str) -> None:
-    assert documents._heading(head) == (name, unit)
+    assert vocabulary.heading_of(head) == (name, unit)
 
 
 @pytest.mark.parametrize(

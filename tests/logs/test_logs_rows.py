@@ -240,3 +240,17 @@ def test_the_rates_of_an_autotuner_that_takes_ms_for_microseconds_are_divided(
     assert found["step_seconds_median"] == 0.128
     assert found["tflops_per_second_per_gpu_logged_median"] == 55.0
     assert (rate > 1000) == any("a thousand times" in one for one in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate"),
+    [((65_536, 131_072, 196_608), 32_768), ((65_536, 60_000, 66_000, 61_000), None)],
+)
+def test_tokens_that_grow_with_the_steps_are_their_total(tmp_path, tokens, rate):
+    """65,536 tokens every 2 s; what falls as often is no total."""
+    rows = [
+        {"_step": at, "_runtime": 2.0 * at, "train/loss": 2.0, "train/tokens": count}
+        for at, count in enumerate(tokens)
+    ]
+    (found,) = ingested(tmp_path, lines(rows), "history.jsonl")
+    assert told(found, "step_seconds_median", "tokens_per_second_median") == (2.0, rate)

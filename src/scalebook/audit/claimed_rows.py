@@ -19,7 +19,8 @@ class Row:
     """One row: ``values`` by field name as typed, ``words``, and where it stands in the source.
 
     ``given`` are the fields that were not claimed by this row but hold for its whole table;
-    ``bare`` those whose heading does not say what is counted: TFLOPS.
+    ``bare`` those whose heading does not say what is counted: TFLOPS. ``doubtful`` ones may mean
+    something else: they come from the text around a table, or from a heading without a unit.
     """
 
     table: str
@@ -29,6 +30,7 @@ class Row:
     words: Mapping[str, str]
     given: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
+    doubtful: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

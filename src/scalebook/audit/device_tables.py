@@ -15,13 +15,15 @@ from html.parser import HTMLParser
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
-from scalebook.audit.fields import plain
+from scalebook.audit.fields import heading_of, named_by, plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, peaks_of
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.measure.intervals import Interval
+from scalebook.measure.intervals import Interval, point
+
+MOST_ROWS, MOST_COLUMNS = 5_000, 300
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Sheet:
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
     above: str = ""  # that text, where nothing is read of it yet
+    far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
@@ -60,29 +63,53 @@ class _Tables(HTMLParser):
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
         self._section, self._hidden = 0, False  # where in the text; whether it is a script
+        self._note = False
+        self._rows, self._wide, self._high = 0, 1, 1  # so far; columns and rows of a cell
+        self._held = dict[int, tuple[int, str]]()  # by column: in how many rows below a cell is too
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
+        self._note = tag == "sup" and not "".join(self._text).endswith("10")  # a footnote's mark
         if tag == "table":
             self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
+            self._held = {}
         elif tag == "tr":
-            self._row = []
+            self._row, self._rows = [], self._rows + 1
         elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
             self._text = []
+            spans = (dict(attrs).get(name) or "" for name in ("colspan", "rowspan"))
+            self._wide, self._high = (
+                min(max(int(one), 1), MOST_COLUMNS) if re.fullmatch(r"\d{1,4}", one) else 1
+                for one in spans
+            )
+
+    def _add(self, *cells: str) -> None:
+        """Add cells to the row, then those that reach down to it from the rows above."""
+        if max(self._rows - MOST_ROWS, len(self._row) - MOST_COLUMNS) > MOST_COLUMNS:
+            return
+        self._row.extend(cells)
+        while (held := self._held.get(len(self._row), (0, "")))[0]:
+            self._held[len(self._row)] = (held[0] - 1, held[1])
+            self._row.append(held[1])
 
     def handle_data(self, data: str) -> None:
-        self._text.append(data)
+        self._text.append("" if self._note else data)
         if self._sheet is None and not self._hidden:
             self.shown.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         text = " ".join("".join(self._text).split())
+        self._note = False
         if tag in ("h1", "h2", "h3", "h4"):
             self._name, self._section = text or self._name, len(self.shown)
         elif tag == "caption" and self._sheet is not None:
             self._sheet.name = text or self._sheet.name
         elif tag in ("td", "th"):
-            self._row.append(text)
+            self._add()
+            start = len(self._row)
+            more = text if self._sheet is not None and not self._sheet.head else ""
+            self._add(text, *[more] * (self._wide - 1))
+            self._held |= {start + at: (self._high - 1, text) for at in range(self._wide)}
         elif tag == "tr" and self._sheet is not None and self._row:
             if self._sheet.head:
                 self._sheet.rows.append((self.getpos()[0], self._row))
@@ -155,7 +182,7 @@ _IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNO
 def _base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
     cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
-    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops)", head, re.IGNORECASE)
+    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops|tflop/s)", head, re.IGNORECASE)
     if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
         cell = f"{cell} {unit[unit.lastindex or 1]}"
     found = _AMOUNT.findall(cell)
@@ -179,33 +206,66 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
         yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
 
 
+def by_case(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
+    cases, heads = dict[str, list[int]](), dict[int, str]()
+    for at, head in enumerate(map(plain, sheet.head)):
+        case, _, rest = head.partition(" ")
+        if within := re.fullmatch(r"(.*) \((.*)\)", head):
+            case, rest = within[2], within[1]
+        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+            cases.setdefault(case, []).append(at)
+            heads[at] = rest
+    if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
+        yield sheet
+        return
+    for case, places in cases.items():
+        kept = [at for at in range(len(sheet.head)) if at in places or at not in heads]
+        rows = [
+            (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
+        ]
+        rows = [(line, row) for line, row in rows if len(row) > len(kept)]
+        named = "model" if vocabulary.bare_size(case) else "gpu"
+        yield replace(
+            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
+        )
+
+
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
-def ratios_of(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
-    """Yield rows of two values and their ratio, either of them the first, as before and after.
+def ratios_of(sheet: Sheet, at: int, unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and, in a column after them, their ratio or the increase.
 
-    Nothing where no row's ratio is that of its values: then it is of something else.
+    Either value of a ratio may be the first, as before and after. Nothing where no row's ratio is
+    that of its values: then it is of something else.
     """
-    rows, fits = list[tuple[int, list[str]]](), 0
+    rows, fits = dict[str, list[tuple[int, list[str]]]](), 0
     for line, cells in sheet.rows:
-        label, *values = (plain(cell) for cell in cells)
-        stated = re.search(r"(\d+(?:\.\d+)?) ?[x×]", values[-1]) if len(values) == 3 else None
+        label, *values = (
+            plain(re.sub(r"\([^()]*\)", "", one)) for one in [cells[0], *cells[at - 2 : at + 1]]
+        )
+        stated = re.match(r"[~≈]?(\d+(?:\.\d+)?) ?[x×]|([-+−]\d+(?:\.\d+)? ?%)$", values[-1])
         found = [_NUMBER.findall(one) for one in values]
-        if stated is None or {len(one) for one in found} != {1}:  # of 9000 / 10000: which?
-            continue
+        if len(values) < 3 or stated is None or {len(one) for one in found} != {1}:
+            continue  # of 9000 / 10000: which?
         pair = [read_printed(one) for (one,) in found[:2]]
         units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
         if len(units) > 1 or not all(one.value for one in pair):
             continue
-        ratio = read_printed(stated[1])
-        pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
-        fits += ratio.claimed.meets(pair[1].interval / pair[0].interval)
-        rows.append((line, [label, *(one.text for one in pair), stated[0]]))
-    if fits:
-        yield Sheet(sheet.name, ["", "before", "after", "ratio"], rows)
-    elif rows:
-        unread.append(f"{plain(sheet.head[-1])!r} of {sheet.name!r}: of which values?")
+        kind, text = (
+            ("ratio", stated[1]) if stated[1] else ("increase", stated[2].replace("−", "-"))
+        )
+        ratio = read_printed(text)
+        if stated[1]:
+            pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
+        over = pair[1].interval / pair[0].interval
+        fits += ratio.claimed.meets(over if stated[1] else over + point(-1))
+        rows.setdefault(kind, []).append((line, [label, *(one.text for one in pair), stated[0]]))
+    for kind, lines in rows.items() if fits else ():
+        yield Sheet(sheet.name, ["", "before", "after", kind], lines)
+    if rows and not fits:
+        unread.append(f"{plain(sheet.head[at])!r} of {sheet.name!r}: of which values?")
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:

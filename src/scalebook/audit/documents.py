@@ -15,41 +15,47 @@ from pathlib import Path
 from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.device_tables import Sheet, amount, devices_in, near, peaks_in, separated
-from scalebook.audit.fields import plain
-from scalebook.audit.printed import Printed, improved, read_printed
+from scalebook.audit.device_tables import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Sheet,
+    amount,
+    by_case,
+    devices_in,
+    near,
+    peaks_in,
+    separated,
+)
+from scalebook.audit.fields import RATES, heading_of, named_by, plain
+from scalebook.audit.printed import Printed, improved, read_printed, sizes_in
 from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
-from scalebook.settings import PARALLEL_SIZES, SETTINGS
+from scalebook.settings import SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
-MOST_ROWS, MOST_COLUMNS = 5_000, 300
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
 _OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
 
+# what a remark below a table, or its headings, may say, and how many lines of that are read
+_BELOW = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_UNDER = 3
+
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
+# a text may name these of something else
+_COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
-_UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
-_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
-_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
-    ("DP", "FSDP"), "data_parallel_size"
-)
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
-_RATES = (
-    ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
-    ("gpu_tflops", "model_tflops_per_second_per_gpu"),
-)  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _BY_UNIT = ("size", "flops")
@@ -81,6 +87,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheets, prose = device_tables.in_html(text)
         for sheet in sheets:
             sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
+            sheet.far = _COUNTS & sheet.given.keys() | _unscaled(sheet.above[-MOST_TEXT:])
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
@@ -92,7 +99,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         raise ClaimError(f"{name} has more than {what}. Split it.")
     _set_up([*sheets, *lists], lists, _device_in(prose))
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    parts = (part for sheet in sheets for part in _parts(sheet))
+    parts = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
     tables = [table for part in parts if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
@@ -128,7 +135,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
                 sheet.rows.append((number, _cells(line)))
             continue
         if sheet is not None:
-            yield sheet
+            under = "\n".join(lines[number - 1 : number + _UNDER]).partition("\n#")[0]
+            told = _context(under.partition("|")[0])
+            told = {key: told[key] for key in _BELOW if key in told.keys() - sheet.given.keys()}
+            yield replace(sheet, given=sheet.given | told, far=sheet.far | told.keys())
             sheet = None
         if line.startswith("#"):
             name = plain(line.lstrip("#")) or name
@@ -142,13 +152,18 @@ def _markdown(text: str) -> Iterator[Sheet]:
                 vocabulary.pattern("gpus").findall(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
             )
             given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
-            given |= _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            told = _context(f"{name} {outer[-1][-MOST_TEXT:]}")
+            far = _COUNTS & (told.keys() - given.keys())
+            given |= told
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             given = only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
-            sheet = Sheet(name, _cells(line), given=given | ({"note": hint} if hint else {}))
+            hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
+            far |= _unscaled(outer[-1][-MOST_TEXT:])
+            given |= {"note": hint} if hint else {}
+            sheet = Sheet(name, _cells(line), given=given, far=far)
     if sheet is not None:
         yield sheet
 
@@ -242,6 +257,12 @@ def _context(text: str) -> dict[str, str]:
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
+def _unscaled(text: str) -> set[str]:
+    """Return the rates, where a text states their scale or what they are of: ``in thousands``."""
+    scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
+    return {name for _, name in RATES} if scaled else set()
+
+
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
     """Give every table what the one list of hardware and the one of settings state.
 
@@ -256,7 +277,8 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        sheet.given = given | sheet.given
+        heads = _context("; ".join(sheet.head))
+        sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
 
 
 def _device_in(text: str) -> dict[str, str]:
@@ -269,7 +291,7 @@ def _device_in(text: str) -> dict[str, str]:
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
-    names = [_heading(head)[0] for head in sheet.head]
+    names = [heading_of(head)[0] for head in sheet.head]
     families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
     cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
     if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
@@ -280,7 +302,7 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
         for key, pattern in vocabulary.headings()["cases"].items()
     }
     for at in cases["sizes"]:
-        models = ["model" if _named(name, "") == "model" else "" for name in names]
+        models = ["model" if named_by(name, "") == "model" else "" for name in names]
         sizes = [
             (line, [*cells[:at], size, *cells[at + 1 :]])
             for line, cells in sheet.rows
@@ -328,16 +350,6 @@ class _Column:
     kind: str | None
 
 
-def _heading(text: str) -> tuple[str, str]:
-    """Return the name and the unit of a heading: ``Step time (ms)``."""
-    shown = plain(text.replace("_", " ")).lower()
-    if vocabulary.field(shown.replace(" ", "_")) is None:
-        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
-        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
-    match = _UNIT.match(shown)
-    return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
-
-
 def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     """Return the columns whose heading is known; note the others.
 
@@ -346,17 +358,17 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     found: dict[str, list[_Column]] = {}
     later: list[tuple[int, str, str]] = []
     for index, head in enumerate(sheet.head):
-        name, unit = _heading(head)
+        name, unit = heading_of(head)
         own = vocabulary.field(name.replace(" ", "_"))
-        field_name = own.name if own else _named(name, unit)
+        field_name = own.name if own else named_by(name, unit)
         if field_name is None:  # MicroBatchSize
-            name, unit = _heading(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
-            field_name = _named(name, unit)
+            name, unit = heading_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
+            field_name = named_by(name, unit)
         if field_name is None:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and kind not in _BY_UNIT else kind  # the name says the unit
+        kind = None if own and not unit and kind not in _BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -372,7 +384,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
         bare = ("memory", "mem", "vram")
-        single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
+        single = [one for one in single if heading_of(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
@@ -390,7 +402,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 
 _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
-    *SETTINGS, "gpus", "gpu_power_watts", "mfu", "tokens_per_second",
+    *SETTINGS, "tokens_per_day", "cost", "gpu_hours", "elapsed_seconds", "tokens", "hfu",
+    "cost_per_million_tokens", "cost_per_billion_tokens", "gpus", "gpu_power_watts", "mfu",
+    "tokens_per_second",
     "tokens_per_second_per_gpu", "step_seconds", "samples_per_second",
     "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
@@ -399,14 +413,14 @@ _OF_RUNS = {  # columns that a table of runs has, and one of devices has not
 def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    of_runs = _OF_RUNS & {_named(*_heading(cell)) for cell in cells}
+    of_runs = _OF_RUNS & {named_by(*heading_of(cell)) for cell in cells}
     ratio = [
         at
         for at, one in enumerate(sheet.head)
         if re.fullmatch(vocabulary.headings()["compared"]["ratio"], plain(one).lower())
     ]
-    known = [row for _, row in sheet.rows if row and _named(*_heading(row[0]))]
-    named = any(_named(*_heading(one)) for one in sheet.head[1:])
+    known = [row for _, row in sheet.rows if row and named_by(*heading_of(row[0]))]
+    named = any(named_by(*heading_of(one)) for one in sheet.head[1:])
     if not of_runs:
         yield from device_tables.of_devices(sheet, unread)
     elif len(known) * 2 < len(sheet.rows) or named:
@@ -414,27 +428,12 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         return
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    if ratio == [3] and len(sheet.head) == 4 and not named:
-        yield from device_tables.ratios_of(sheet, unread)
+    if len(ratio) == 1 and ratio[0] > 1 and not named:
+        yield from device_tables.ratios_of(sheet, ratio[0], unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
     return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
-
-
-def _named(name: str, unit: str) -> str | None:
-    """Return the field that a heading states; its unit may say what a throughput is of."""
-    for kind, field_name in _RATES:
-        if vocabulary.factor(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
-            return field_name
-    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
-    named = (
-        field_name
-        for text in texts
-        for field_name, patterns in vocabulary.headings()["fields"].items()
-        if any(re.fullmatch(pattern, text) for pattern in patterns)
-    )
-    return next(named, None)
 
 
 def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
@@ -481,11 +480,11 @@ def _totalled(sheet: Sheet) -> Sheet:
 
     Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
     """
-    names = [_heading(head) for head in sheet.head]
+    names = [heading_of(head) for head in sheet.head]
     at = next((i for i, (name, _) in enumerate(names) if _TFLOPS.fullmatch(name)), None)
     if at is None:
         return sheet
-    share = next((i for i, pair in enumerate(names) if _named(*pair) == "mfu"), len(names))
+    share = next((i for i, pair in enumerate(names) if named_by(*pair) == "mfu"), len(names))
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
@@ -513,7 +512,9 @@ def _row(
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
-    for name, value in _sizes(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
+    seen = [one for one in columns if one.index < len(shown)]
+    doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
+    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
@@ -527,18 +528,33 @@ def _row(
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
-    told = sheet.given | ({} if "accelerator" in at else _device_in(" | ".join(shown)))
+    own = {} if "accelerator" in at else _device_in(" | ".join(shown))
     formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
-    told |= {"precision": formats.pop()} if len(formats) == 1 else {}
-    given = _given(replace(sheet, given=told), columns, values, words)
+    own |= {"precision": formats.pop()} if len(formats) == 1 else {}
+    given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
+    doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
+    doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
     bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
-    row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
+    if re.match(vocabulary.headings()["loose"]["rows"], label.lower()):
+        doubtful |= values.keys()
+    row = Row(
+        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful)
+    )
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
+
+
+def _doubtful(head: str, cell: str) -> bool:
+    """Return whether neither a heading nor its cell says what a number is of: ``Throughput``."""
+    rules = vocabulary.headings()["loose"]
+    name, unit = heading_of(head)
+    return re.fullmatch(rules["headings"], f"{name} {unit}".strip()) is not None and not re.search(
+        rules["units"], f"{unit} {cell}".lower()
+    )
 
 
 def _given(
@@ -561,21 +577,23 @@ def _given(
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    if "parameters" in column.field:
-        cell = _MIXED_SIZE.sub(r"\1", cell)
-        if re.match(r"\d+ ?[x×] ?\d", cell):  # 8x7B is the name of a model
-            return None
+    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
+    named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
+    less = column.field != "increase" and re.match(r"\+|.*\dpp\b", cell.replace(" ", ""))
+    if named or less:  # no size; a difference
+        return None
     cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
     cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    counted = column.kind == "size" and cell[match.end("number") - 1].isalpha()  # 7B of (B)
+    scaled = re.search("[a-z]$", match["number"].strip(), re.IGNORECASE)
+    counted = scaled and vocabulary.factor(column.kind, column.unit) != 1  # 7B of (B)
     unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
     name, kind = column.field, column.kind
     if name == "tokens_per_second":  # the unit says what a throughput is of
-        for other, field_name in _RATES:
-            if vocabulary.factor(other, unit):
+        for other, field_name in RATES:
+            if vocabulary.is_rate(other, unit):
                 name, kind = field_name, other
     factor = vocabulary.factor(kind, unit) if kind else 1.0
     word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"
@@ -587,7 +605,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         number += "%"
     if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
         name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
-    if number != match["number"].strip() and kind:  # 0.92x of something is no rate
+    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x is no rate
         return None
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
@@ -608,21 +626,3 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
         return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
     except ClaimError:
         return None
-
-
-def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
-    """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
-    for name, size in sorted(stated):
-        if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
-            yield name, read_printed(size, exact=True)
-    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
-        yield "sequence_length", read_printed(told[1], exact=True)
-    if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
-        yield "nodes", read_printed(told[1], exact=True)
-        yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
-        return
-    for name in ("gpus", "nodes"):
-        found = set(vocabulary.pattern(name).findall(text))
-        if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
-            yield name, read_printed(found.pop(), exact=True)

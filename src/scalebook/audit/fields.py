@@ -104,14 +104,27 @@ def pattern(name: str) -> re.Pattern[str]:
 
 def factor(kind: str | None, unit: str) -> float | None:
     """Return what a number in this unit of a kind is multiplied by; None where it is none."""
+    known, scaled = headings()["units"].get(kind, {}), headings()["scaled"]
     plain_unit = re.sub(" ?/ ?", "/", unit.lower().strip(" ."))
-    return headings()["units"].get(kind, {}).get(plain_unit)
+    scale = re.match(scaled["pattern"], plain_unit)
+    if plain_unit in known or scale is None or kind not in scaled["kinds"]:
+        return known.get(plain_unit)
+    rest = plain_unit[scale.end() :]
+    times = 1.0 if not rest else known.get(rest)
+    return times and times * float(scaled[scale[1]])
+
+
+def is_rate(kind: str, unit: str) -> bool:
+    """Return whether a unit is one of this kind of rate, and no scale only: (K)."""
+    return bool(factor(kind, unit)) and factor("tokens", unit) is None
 
 
 def is_other(kind: str | None, unit: str) -> bool:
     """Return whether a unit is of another kind: a switch's throughput in Tbps is not of tokens."""
     known = [*headings()["units"]] if kind and unit and factor(kind, unit) is None else []
     rate = r"[a-z]+ ?(/|per) ?s(ec|econds?)?|[kmgt]?i?b(it)?ps|[a-z]+/s"
+    if re.search(r"[x×] ?10|10 ?(\^|\*\*|[⁰¹²³⁴-⁹])|\b1e\d", unit):
+        return True  # a scale of unknown sense
     odd = kind is not None and kind.endswith("_rate") and re.fullmatch(rate, unit)
     return bool(known) and (any(factor(one, unit) for one in known) or bool(odd))
 
@@ -123,7 +136,8 @@ LONGEST = 120  # characters of a label or a heading that is shown
 
 def plain(text: str) -> str:
     """Return a cell without Markdown's marks, links and footnotes."""
-    text = re.sub(r"\\([-_*#~$])", r"\1", re.sub(r"<br ?/?>", " ", text))
+    text = re.sub(r"<br ?/?>|(?<!10)<sup>[^<]*</sup>|(?<!10)[⁰¹²³⁴-⁹]+", " ", text)
+    text = re.sub(r"\\([-_*#~$])", r"\1", text)
     shown = _MARKS.sub(" ", _LINK.sub(r"\1", text))
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
 
@@ -178,3 +192,46 @@ def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
     usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
     chosen = [one for one in fits if one in usual] or fits
     return chosen[0] if len(chosen) == 1 else None
+
+
+_UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
+RATES = (
+    ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
+    ("token_rate", "tokens_per_second"),
+    ("gpu_tflops", "model_tflops_per_second_per_gpu"),
+)  # fmt: skip
+
+
+def heading_of(text: str) -> tuple[str, str]:
+    """Return the name and the unit of a heading: ``Step time (ms)``."""
+    shown = plain(text.replace("_", " ")).lower()
+    if field(shown.replace(" ", "_")) is None:
+        shown = re.sub(r"(?: (seconds|ms)| ?(%))$", r" (\1\2)", shown)
+        shown = re.sub(r"^(s|secs?|seconds|ms) ?(?:/|per ) ?(\w+)$", r"time per \2 (\1)", shown)
+    match = _UNIT.match(shown)
+    return (match["name"], match["unit"]) if match and match["name"] else (shown, "")
+
+
+def named_by(name: str, unit: str) -> str | None:
+    """Return the field that a heading states; its unit may say what a throughput is of."""
+    for kind, field_name in RATES:
+        if is_rate(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+            return field_name
+    texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
+    named = (
+        field_name
+        for text in texts
+        for field_name, patterns in headings()["fields"].items()
+        if any(re.fullmatch(pattern, text) for pattern in patterns)
+    )
+    return next(named, None)
+
+
+_DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)
+
+
+def unsaid(words: Mapping[str, str], at: Mapping[str, str], text: str) -> set[str]:
+    """Return what a row of a document leaves open: how many weights work, over which peak."""
+    known = "model" in words or "parameters" not in at or _DENSE.search(text)
+    found = set[str]() if known else {"active_parameters"}  # a token may meet some experts only
+    return found if "precision" in words else found | {"peak_precision"}

@@ -32,6 +32,8 @@ from scalebook.measure.intervals import Interval, point
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
 
+_LARGE, _LEAST_ACTIVE = 20e9, (0.1, 0.03)  # of the weights of a mixture, below that size and above
+_MOST_OF_PEAK = 0.7  # that training reaches; a rate above it is of a narrower format
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
 NAMED = "6 N of the size in its name"
@@ -116,6 +118,7 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
         return {name: found} if (found := _model_named(cell)) else {}
     if name == "accelerator":
         device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        device = re.sub(r"(?i)(?<=\bv\d[pe])-\d+$", "", device)  # a slice of v5e-256
         for one in (device, re.split("[,;(]", device)[0].strip()):  # A100 80GB, single node
             if one and _has(name, one):
                 return {name: one}
@@ -407,6 +410,11 @@ def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
     for trained in _trained(row):
         yield from _size_flops(size, row, trained, known_shape=shape is not None)
     yield _multiple(size, 2, "2 N, the forward pass only", legitimate=False)
+    if "active_parameters" in row.doubtful:
+        least = _LEAST_ACTIVE[size.value > _LARGE]
+        mixed = _multiple(size, 6, f"6 N of a mixture that works with {least:.0%} of N or more")
+        interval = Interval(least * mixed.interval.low, mixed.interval.high)
+        yield replace(mixed, interval=interval, bound=True)
 
 
 def _multiple(size: Printed, factor: float, words: str, *, legitimate: bool = True) -> Fact:
@@ -499,12 +507,16 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         if other is not None and usual is not None:
             variant = f"{name} {second}, {device.name}"
             yield _known(quantity, other, variant, legitimate=False)
+    rate = row.values.get("model_tflops_per_second_per_gpu")
+    fast = bool(rate and dense and rate.value > _MOST_OF_PEAK * dense)
     for other in ("fp8", "bf16", "fp4"):  # a rate of one precision over the peak of another
         peak = device.peak_tflops.get(other)
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
-            yield _known("peak_tflops_per_second", peak, variant, legitimate=usual)
+            bound = other == "fp8" and "peak_precision" in row.doubtful and fast
+            fact = _known("peak_tflops_per_second", peak, variant, legitimate=usual or bound)
+            yield replace(fact, bound=bound)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from scalebook.audit import fields as vocabulary
 from scalebook.errors import ClaimError
 from scalebook.measure.intervals import Interval, Numeral, point, read_numeral
+from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 LONGEST = 60  # characters of a value
 APPROXIMATE = 0.1  # what ~ allows, as a fraction
@@ -191,3 +193,27 @@ def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Pri
     if times and fell:  # of a time: before over after
         found |= {"before": values["after"], "after": values["before"]}
     return found
+
+
+_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
+_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
+    ("DP", "FSDP"), "data_parallel_size"
+)
+
+
+def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:
+    """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
+    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
+    for name, size in sorted(stated):
+        if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
+            yield name, read_printed(size, exact=True)
+    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
+        yield "sequence_length", read_printed(told[1], exact=True)
+    if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
+        yield "nodes", read_printed(told[1], exact=True)
+        yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
+        return
+    for name in ("gpus", "nodes"):
+        found = set(vocabulary.pattern(name).findall(text))
+        if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
+            yield name, read_printed(found.pop(), exact=True)

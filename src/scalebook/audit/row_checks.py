@@ -87,11 +87,13 @@ def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
 
     A field that another quantity of the identity was derived from is no independent witness.
     """
+    compared = any(name.startswith(vocabulary.BASE) for name in identity.names)
     claimed = [
         item
         for name in (identity.subject, *reversed(identity.right.names()))
         if (item := field_of(known.row, name)) is not None
         and item.name not in known.row.given
+        and not (compared and name in ("elapsed_seconds", "step_seconds"))  # of as much work?
         and not any(
             name in fact.inputs
             for other in identity.names
@@ -110,7 +112,7 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
         return
     right = solve(identity, item.quantity, known.facts)
     found = compare(known.row, item, identity.text, right)
-    for excuse in (_rounded_before, _experts_apart, _in_gib):
+    for excuse in (_rounded_before, _experts_apart, _in_gib, _less_pue):
         if found.verdict == "contradicts":
             found = excuse(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
@@ -132,6 +134,21 @@ def _in_gib(
     if item.name not in _SIZES or (fact := next(fits, None)) is None:
         return None
     note = "holds if the GB are GiB"
+    return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
+
+
+def _less_pue(
+    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+) -> Check | None:
+    """Return that carbon is possible if the stated energy is that before the stated PUE."""
+    pue, claimed = known.row.values.get("pue"), known.row.values[item.name].claimed
+    if pue is None or item.quantity != "carbon_kg":
+        return None
+    if (
+        fact := next((one for one in right if claimed.meets(one.interval * pue.interval)), None)
+    ) is None:
+        return None
+    note = "holds if the PUE is not in the energy"
     return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
 
 
@@ -326,6 +343,8 @@ def _whole(known: Known, identity: Identity) -> Iterator[Check]:
     if more and whole and fact.value != 1:  # any of them may be it
         return
     left = " * ".join((first, *more))
+    for name in stated if (first, *more) == ("context_parallel_size",) and fact.value == 1 else ():
+        yield check_of(row, name, identity.text, "holds", arithmetic=fact.steps[-1])
     yield check_of(
         row,
         item.name,

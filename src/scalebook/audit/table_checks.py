@@ -201,23 +201,82 @@ def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
     return None
 
 
+SUM = "sum of the rows above"
 SIZELESS = ("gpus", "mfu")
 
 
 def check_table(table: Table) -> list[Check]:
-    """Return every check of a table's rows, in their order."""
+    """Return every check of a table's rows, in their order.
+
+    Without a precision an MFU may be of the FP8 peak, unless one of the table is of the BF16 peak.
+    """
+    rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
+    checks = _checks(replace(table, rows=tuple(rows)))
+    judged = {one.verdict for one in checks if one.field == "mfu"}
+    return checks if "holds" in judged or "contradicts" not in judged else _checks(table)
+
+
+def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
     known = [know(row, _comparable(row, base, facts)) for row in table.rows]
-    checks: list[Check] = []
-    summed = _summed(table)
+    every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
         found.extend(_same(table, known, index))
         if item.row.label == table.total:
-            found.extend(_sum(known, index))
-        checks.extend((*found, *unchecked(item, found, summed)))
+            sums = list(_sum(known, index))
+            fits = len(sums) == 1 or any(one.verdict == "holds" for one in sums)
+            wrong = {
+                one.field for checks in every for one in checks if one.verdict == "contradicts"
+            }
+            found += [one for one in sums if fits and one.field not in wrong]
+        every.append(found)
+    summed, checks = _summed(table), list[Check]()
+    told = _confirmed(table, every)
+    for item, found in zip(known, every, strict=True):
+        sure = [_unless_doubted(item.row, one, told) for one in found]
+        checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
+
+
+def _confirmed(table: Table, every: Sequence[Sequence[Check]]) -> frozenset[str]:
+    """Return the doubtful fields that other numbers of the table confirm."""
+    pairs = zip(table.rows, every, strict=True)
+    holding = [(row, one) for row, found in pairs for one in found if one.verdict == "holds"]
+    return frozenset(name for row, one in holding for name in _doubts(row, one))
+
+
+def _doubts(row: Row, check: Check) -> list[str]:
+    """Return the doubtful fields of a row that a check rests on."""
+    words = set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+    items = ((name, vocabulary.field(name)) for name in sorted(row.doubtful))
+    return [
+        name
+        for name, item in items
+        if words & {name, item.quantity if item else name, *_BEHIND.get(name, ())}
+    ]
+
+
+def _unless_doubted(row: Row, check: Check, confirmed: frozenset[str]) -> Check:
+    """Return a check; an accusation only if all that it rests on is sure or confirmed."""
+    doubts = [name for name in _doubts(row, check) if name not in confirmed]
+    if check.rule == SUM:
+        return check
+    if check.verdict not in ("contradicts", "impossible") or not doubts:
+        return check
+    note = f"rests on {', '.join(doubts)}, which may be of something else"
+    return replace(check, verdict="not checkable", note=note)
+
+
+_PEAKS = ("peak_tflops_per_second", "highest_peak_tflops_per_second")
+_BEHIND = {  # what the catalog knows by a field
+    "accelerator": (*_PEAKS, "device_memory_gb", "most_device_memory_gb", "tdp_watts"),
+    "precision": _PEAKS,
+    "model": ("flops_per_token", "hardware_flops_per_token", "parameters"),
+    "sequence_length": ("flops_per_token", "hardware_flops_per_token"),
+    "parameters": ("flops_per_token",),
+}
 
 
 def _summed(table: Table) -> frozenset[str]:
@@ -286,14 +345,16 @@ def _witness(known: Known, quantity: str) -> vocabulary.Field | None:
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
     """Compare the total row with the sum of the others, for quantities that add up."""
     row = known[index].row
+    others = [other.row for other in known if other.row is not row]
+    items = [one for one in others if not re.match(r"[-–•↳└]", one.label)]  # less their parts
     for name in row.values:
         item = vocabulary.field(name)
         if item is None or not item.total:
             continue
-        parts = [other.row.values[name] for other in known if other.row is not row]
+        parts = [one.values[name] for one in items or others]
         total = sum((part.interval for part in parts), start=point(0.0))
         terms = " + ".join(operand(part) for part in parts)
         value = sum(part.value for part in parts)
         step = f"{name} = {terms} = {show(value / item.scale)}"
         fact = Fact(item.quantity, total, value, show(value), "derived", steps=(step,))
-        yield compare(row, item, "sum of the rows above", (fact,))
+        yield compare(row, item, SUM, (fact,))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 from scalebook.errors import CatalogError, IngestError
@@ -113,6 +114,10 @@ class Rows(Dialect):
             )
         for job in self.out.jobs:
             seconds_from(job, "clock", 1e-3 if self.fine else 0.05, "times of the records")
+            totals = job.table.column("consumed_tokens")
+            still = sum(after <= before for before, after in pairwise(totals))
+            if still * 4 > len(totals):  # tokens of a step under the name of a total
+                job.table.set_column("consumed_tokens", [MISSING] * len(totals))
             tokens_from_totals(job)
             if (job.table.median("mfu") or 0) > _MOST_MFU:  # in percent
                 job.table.set_column("mfu", (value / 100 for value in job.table.column("mfu")))

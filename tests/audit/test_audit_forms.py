@@ -1,0 +1,210 @@
+"""Claims about rows in many printed forms: no right one is accused, most wrong ones are."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import pytest
+
+from scalebook.audit import audit, read_document
+
+PEAKS = {"A100 80GB": 312.0, "H100 SXM": 989.4, "B200": 2250.0, "MI300X": 1307.4}
+NAMES = {"llama3.1-8b": "Llama 3.1 8B", "llama2-70b": "Llama 2 70B", "mixtral-8x7b": "Mixtral 8x7B"}
+FORMS = ("markdown", "html", "spanned", "turned", "csv")
+FIELDS = {  # by quantity: heading, what its values are divided by, format
+    "rate": (("Tokens/s/GPU", 1, "{:,.0f}"), ("TGS", 1, "{:.1f}"),
+              ("Throughput (ktok/s/GPU)", 1e3, "{:.3f}")),
+    "total": (("Tokens/s", 1, "{:,.0f}"), ("Tokens/s (K)", 1e3, "{:.2f}"),
+              ("Total tokens/s", 1e6, "{:.3f}M")),
+    "tflops": (("TFLOP/s/GPU", 1, "{:.1f}"), ("TFLOPS per GPU", 1, "{:.0f}<sup>1</sup>"),
+              ("TFLOPs", 1, "{:.1f}")),
+    "mfu": (("MFU", 0.01, "{:.1f}%"), ("MFU (%)", 0.01, "{:.2f}"), ("MFU", 1, "{:.3f}")),
+    "step": (("Step time (s)", 1, "{:.3f}"), ("Step time (ms)", 1e-3, "{:,.0f}"),
+              ("Mean step", 1, "{:.3f} s")),
+    "batch": (("Global batch size", 1, "{:,.0f}"), ("GBS", 1, "{:.0f}")),
+    "gpus": (("GPUs", 1, "{:.0f}"), ("# GPUs", 1, "{:.0f}")),
+    "length": (("Seq len", 1, "{:.0f}"), ("Sequence length", 1, "{:,.0f}"),
+              ("Context", 1024, "{:.0f}K")),
+    "tokens": (("Tokens", 1e9, "{:.4f}B"), ("Tokens (B)", 1e9, "{:.4f}")),
+    "hours": (("Training time (hours)", 1, "{:.2f}"), ("Duration", 1, "{:.3f} h")),
+    "gpu_hours": (("GPU hours", 1, "{:,.1f}"), ("GPU-hours (K)", 1e3, "{:.5f}")),
+    "cost": (("Cost", 1, "${:,.2f}"), ("Cost ($K)", 1e3, "{:.5f}")),
+    "price": (("$/GPU-hour", 1, "${:.2f}"), ("Price per GPU hour", 1, "${:.2f}")),
+    "node": (("Tokens/s/node", 0.125, "{:,.0f}"), ("Inference tokens/s", 3, "{:,.0f}")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def counts(root: Path) -> dict[tuple[str, int], float]:
+    """FLOPs per token by model and length, from the golden file."""
+    with (root / "tests/golden/flops.csv").open(newline="") as stream:
+        return {
+            (row["model"], int(row["sequence_length"])): float(row["flops_per_token"])
+            for row in csv.DictReader(stream)
+            if row["convention"] == "megatron_causal" and row["model"] in NAMES
+        }
+
+
+def numbers(draw: random.Random, flops: float, length: int, peak: float) -> dict[str, float]:
+    """A run from first principles: its fraction of the peak is drawn, the rest follows."""
+    gpus, share = draw.choice((1, 8, 64, 1024)), draw.uniform(0.15, 0.6)
+    rate = share * peak * 1e12 / flops
+    batch, price = gpus * draw.choice((1, 4, 16)), draw.choice((1.5, 2.0, 4.1))
+    step = batch * length / rate / gpus
+    hours = 20_000 * step / 3600
+    return {
+        "gpus": gpus, "rate": rate, "total": rate * gpus, "tflops": share * peak, "mfu": share,
+        "batch": batch, "length": length, "step": step, "tokens": 20_000.0 * batch * length,
+        "hours": hours, "gpu_hours": hours * gpus, "price": price, "cost": hours * gpus * price,
+        "node": rate,
+    }  # fmt: skip
+
+
+def shown(form: str, above: str, table: list[list[str]]) -> str:
+    if form == "csv":
+        return "\n".join(",".join(f'"{cell}"' for cell in row) for row in table)
+    if form in ("html", "spanned"):
+        head, *rows = ["".join(f"<td>{cell}</td>" for cell in row) for row in table]
+        if form == "spanned":  # the first column holds one model
+            first = f"<td>{table[1][0]}</td>"
+            rows = [row.removeprefix(first) for row in rows]
+            rows[0] = f'<td rowspan="{len(rows)}">{table[1][0]}</td>{rows[0]}'
+        body = "".join(f"<tr>{row}</tr>\n" for row in (head, *rows))
+        return f"<h2>Results</h2><p>{above}</p><table>{body}</table>"
+    if form == "turned":
+        table = [list(row) for row in zip(*table, strict=True)]
+        table[0] = ["Metric", *(f"Run {at}" for at in range(1, len(table[0])))]
+    rows = ["|".join(row) for row in table]
+    return f"## Results\n\n{above}\n\n{rows[0]}\n{'|'.join('-' * len(table[0]))}\n" + "\n".join(
+        rows[1:]
+    )
+
+
+def page(seed: int, counts: dict[tuple[str, int], float], planted: bool) -> tuple[str, str]:
+    """A page of one to four right rows, or with one number of the last row wrong."""
+    draw = random.Random(seed)
+    (model, length), flops = draw.choice(sorted(counts.items()))
+    form, device = FORMS[seed % len(FORMS)], draw.choice(sorted(PEAKS))
+    rows = [numbers(draw, flops, length, PEAKS[device]) for _ in range(draw.randint(1, 4))]
+    fields = draw.sample(sorted(FIELDS), draw.randint(3, 8))
+    if planted:
+        fields = list(dict.fromkeys((*fields, "rate", "tflops", "mfu", "gpus", "total")))
+        rows[-1][draw.choice(("rate", "tflops", "mfu", "total"))] *= draw.choice((0.5, 2, 1.3, 8))
+    ways = [draw.choice(FIELDS[name]) for name in fields]
+    table = [["Model", "GPU", "Precision", *(way[0] for way in ways)]]
+    for row in rows:
+        cells = (way[2].format(row[name] / way[1]) for name, way in zip(fields, ways, strict=True))
+        table.append([NAMES[model], device, "BF16", *cells])
+    above = draw.choice(
+        ("", f"Sequences of {length} tokens.", "Others reached 47% MFU on 3072 GPUs.")
+    )
+    suffix = {"csv": ".csv", "html": ".html", "spanned": ".html"}.get(form, ".md")
+    return shown(form, above, table), suffix
+
+
+def accused(seed: int, counts: dict[tuple[str, int], float], planted: bool = False) -> list[str]:
+    text, suffix = page(seed, counts, planted)
+    checks = audit(read_document(text, suffix, f"a{suffix}")).checks
+    bad = [one for one in checks if one.verdict in ("contradicts", "impossible")]
+    return [f"{one.field}={one.stated}: {one.rule}\n{text}" for one in bad]
+
+
+def test_no_right_row_is_accused_in_any_form(counts: dict[tuple[str, int], float]):
+    assert [found for seed in range(120) for found in accused(seed, counts)] == []
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+def test_most_planted_faults_are_found_in_each_form(
+    form: int, counts: dict[tuple[str, int], float]
+):
+    seeds = range(form, 75, len(FORMS))
+    assert sum(bool(accused(seed, counts, planted=True)) for seed in seeds) >= 0.8 * len(seeds)
+
+
+def test_a_scale_or_an_average_settles_nothing(counts: dict[tuple[str, int], float]):
+    """8 GPUs at 1,000 tokens/s each; a number in an unknown scale, and means of two runs."""
+    head = "GPUs|Tokens/s/GPU|{}\n-|-|-\n"
+    for unit in ("Tokens/s (x1000)", "Tokens/s (10^3)"):
+        text = f"{head.format(unit)}8|1,000|8.0\n"
+        assert all(
+            one.verdict != "contradicts" for one in audit(read_document(text, ".md", "a")).checks
+        )
+    rows = "1|100|100\n3|100|300\n{}|2|150|200\n"
+    text = (
+        f"Run|{head.format('Tokens/s')}".replace("\n-|", "\n-|-|")
+        + "a|"
+        + rows.replace("\n3", "\nb|3")
+    )
+    for label, verdict in (("Mean", False), ("c", True)):
+        checks = audit(read_document(text.format(label), ".md", "a")).checks
+        assert any(one.verdict == "contradicts" for one in checks) == verdict
+
+
+def verdicts(text: str, suffix: str = ".md") -> dict[str, set[str]]:
+    """What is said of each stated text."""
+    found: dict[str, set[str]] = {}
+    for one in audit(read_document(text, suffix, f"a{suffix}")).checks:
+        found.setdefault(one.stated, set()).add(one.verdict)
+    return found
+
+
+def test_headings_name_cases_and_a_ratio_may_follow_any_two_columns():
+    """120 / 197 = 60.9 %, 110 / 197 = 55.8 %; 105.31 / 96.66 = 1.09; 110 / 100 - 1 = 10 %."""
+    head = "Hardware|16B TFLOP/s/chip|16B MFU|64B TFLOP/s/chip|64B MFU\n-|-|-|-|-\n"
+    found = verdicts(f"{head}2x v5e-256|120|60.9%|110|55.8%\n4x v5e-256|120|60.9%|110|65.8%\n")
+    assert "holds" in found["60.9%"] and "holds" in found["55.8%"]
+    assert "contradicts" in found["65.8%"]
+    ratio = "Run|Scale|Here|Eos|Ratio (Here/Eos)\n-|-|-|-|-\na|1 N|105.31|96.66|1.09×\n"
+    assert "holds" in verdicts(ratio)["1.09"]
+    more = "Metric|Old|New|Δ\n-|-|-|-\nTokens/s|100|110|+10%\nMFU|30%|33%|+3 pp\n"
+    found = verdicts(f"{more}Tokens/s/GPU|50|60|+30%\n")
+    assert (found["+10%"], found["+30%"]) == ({"holds"}, {"contradicts"})
+    assert "+3" not in found
+
+
+def test_a_remark_below_a_table_counts_where_a_row_confirms_it():
+    rows = "Phase|GPU hours|Cost\n-|-|-\na|200|$600\nb|200|$900\n\nCosts at $3/GPU-hour.\n"
+    assert "contradicts" in verdicts(rows)["$900"]
+    assert "contradicts" not in verdicts(rows.replace("$600", "$1,000"))["$900"]
+
+
+def test_a_total_leaves_out_the_parts_of_its_rows_and_those_accused():
+    rows = "Phase|GPU hours\n-|-\nOne|200\n- first|50\n- second|150\nTwo|{}\nTotal|600\n"
+    assert "holds" in verdicts(rows.format(400))["600"]
+    assert "contradicts" in verdicts(rows.format(300))["600"]
+    priced = (
+        "Phase|GPU hours|Price per GPU hour|Cost\n-|-|-|-\na|10.0|$3.00|$30.00\nb|20.0|$3.00|${}\n"
+    )
+    priced += "Total|30.0||$90.00\n"
+    assert "holds" in verdicts(priced.format("60.00"))["$90.00"]
+    found = verdicts(priced.format("80.00"))
+    assert "contradicts" in found["$80.00"] and "contradicts" not in found.get("$90.00", ())
+
+
+def test_a_size_may_be_that_of_a_mixture_and_a_fast_rate_one_of_fp8():
+    """6 x 299e9 x 1,099.6 = 1,972 TFLOP/s if all of it works; 757 / 1,979 = 38.3 %."""
+    rows = "{}|TFLOP/s/chip|tok/s/chip\n-|-|-\n298.8B|168.6|1,099.6\n"
+    assert "contradicts" not in verdicts(rows.format("Parameters"))["168.6"]
+    assert "contradicts" in verdicts(f"# A dense model\n\n{rows.format('Parameters')}")["168.6"]
+    for rate, mfu, accused in ((757, "38.3%", False), (450, "22.7%", True)):
+        text = f"# On H100\n\nRun|TFLOPS/GPU|MFU\n-|-|-\na|{rate}|{mfu}\n"
+        assert ("contradicts" in verdicts(text)[mfu]) == accused
+
+
+def test_no_time_is_accused_by_the_time_of_another_row():
+    """57,289 / 29,600 = 1.94; 1,017.61 / 522.01 = 1.95 of work that need not be the same."""
+    rows = "GPUs|Tokens/s|Training time (s)|Speedup\n-|-|-|-\n1|29600|1017.61|1.00\n2|57289|{}|{}\n"
+    assert "contradicts" not in set().union(*verdicts(rows.format("522.01", "1.94")).values())
+    assert "contradicts" in verdicts(rows.format("522.01", "2.94"))["2.94"]
+    rows = rows.replace("Speedup", "Scaling efficiency").replace("1.00\n", "100%\n")
+    assert "contradicts" not in set().union(*verdicts(rows.format("522.01", "97%")).values())
+
+
+def test_carbon_may_come_from_energy_before_the_pue():
+    """104 MWh x 1.1 x 0.610 kg = 69.8 t."""
+    head = "Run|Energy (MWh)|PUE|kg CO2 (grid 0.610 kg/kWh)\n-|-|-|-\na|104|1.1|{}\n"
+    assert verdicts(head.format("63,440"))["63,440"] == {"holds"}
+    assert verdicts(head.format("69,784"))["69,784"] == {"possible"}
+    assert verdicts(head.format("90,000"))["90,000"] == {"contradicts"}
