@@ -6,6 +6,8 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -53,6 +55,20 @@ def raw_html(markdown: str) -> str | None:
 def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
     """Return the parts, escaped where they are not markup yet, with a separator between them."""
     return Markup(escape(separator)).join(parts)
+
+
+def part(name: str, /, *values: Any, **named: Any) -> Markup:
+    """Return a piece of a page by its macro of parts.html, which escapes what is no markup yet."""
+    return Markup(getattr(_parts(), name)(*values, **named))
+
+
+@cache
+def _parts() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return made.get_template("parts.html").module
 
 
 def bullets(

@@ -27,7 +27,7 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import sentence as sentence_of_changes
 from scalebook.report.base.comparisons import Pair, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Markup, join, paragraphs, run_link, short_id
+from scalebook.report.base.markup import Markup, join, paragraphs, part, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
     brief,
@@ -140,16 +140,15 @@ def screen(data: ReportData) -> Markup:
         return paragraphs(*_nothing(data), *lost, *changed(data), style="sb-headline")
     asked = studies(data)
     whole = {row["run_id"] for row in front.chosen}
-    aside = Markup("").join(
-        Markup('<h3>{}</h3><div data-answer="{}"><p>{}</p></div>').format(
-            title, key, join(sentences, Markup("</p><p>") if key == "next" else " ")
-        )
+    blocks = (
+        (key, title, join(sentences, Markup("</p><p>") if key == "next" else " "))
         for key, title, sentences in _aside(front)
     )
-    return Markup(
-        '<div class="sb-front">{}<div class="cols"><div>{}</div>'
-        '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-    ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
+    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(data)]
+    cards, foot = _cards(asked, whole), sections.foot(data)
+    left_out = len(asked) > max(1, len(cards))
+    more = f"All {len(asked)} studies, with their runs" if left_out else "Every study with its runs"
+    return part("front", _headlines(front), join(sub, " "), _plot(front), blocks, cards, more, foot)
 
 
 def _nothing(data: ReportData) -> Iterator[Markup | str]:
@@ -167,19 +166,12 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
             )
 
 
-def _heading(front: Front) -> Markup:
+def _headlines(front: Front) -> list[Markup]:
+    """Return the headline of each model that many runs are about."""
     runs = front.runs_of_models
     least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
     named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
-    shown = named[:MOST_HEADLINES]
-    titles = Markup("").join(
-        Markup('<p class="{}" data-answer="fastest">{}</p>').format(
-            "sb-headline" if place == 0 else "sb-headline second", _sentence(ones)
-        )
-        for place, ones in enumerate(shown)
-    )
-    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(front.data)]
-    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(join(sub, " "))
+    return [*map(_sentence, named[:MOST_HEADLINES])]
 
 
 def changed(data: ReportData) -> Iterator[Markup]:
@@ -581,8 +573,8 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     return drawn
 
 
-def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
-    """Return cards of studies that have an answer, the kinds that a buyer asks for first.
+def _cards(asked: Sequence[Study], whole: set[str]) -> list[tuple[int, Study]]:
+    """Return a card per study that has an answer, with its place, what a buyer asks for first.
 
     Of a kind, the study with the most runs of whole models comes first; the others of that kind
     follow after one of each.
@@ -594,19 +586,4 @@ def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
         kind = item[1].kind
         ranked.append((turns[kind], CARDS.index(kind), item))
         turns[kind] += 1
-    known = [item for *_, item in sorted(ranked, key=lambda one: one[:2])]
-    card = Markup(
-        '<article class="sb-card" data-answer="{}"><small>{}</small>'
-        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
-    )
-    cards = Markup("").join(
-        card.format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, one.chart)
-        for place, one in known[:MOST_CARDS]
-    )
-    rest = len(asked) - min(len(known), MOST_CARDS)
-    more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
-        f"All {len(asked)} studies, with their runs"
-        if rest and len(asked) > 1
-        else "Every study with its runs"
-    )
-    return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
+    return [item for *_, item in sorted(ranked, key=lambda one: one[:2])][:MOST_CARDS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
@@ -36,6 +36,7 @@ from scalebook.report.base.markup import (
     Markup,
     join,
     paragraphs,
+    part,
     run_link,
     run_links,
     script_json,
@@ -111,56 +112,28 @@ def chooser(rows: Sequence[Row], stated: Stated) -> Markup:
     found = panels(rows)
     if not found:
         return paragraphs("No two sides have runs that can be compared, so nothing can be chosen.")
-    body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
     product = next(one for one in ANSWERS if one.name == PER_PRICE)
     formula = {name: getattr(product, name) for name in ("constant", "over", "under")}
-    return Markup(
-        '<div class="sb-versus"><div class="sb-inputs" role="group" '
-        'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
-        "These two are one and the same: choose two different ones.</p>"
-        '<script type="application/json">{}</script></div>'
-    ).format(_menus(found), _prices(rows, stated), body, script_json(formula))
-
-
-def _menus(found: Sequence[TwoSides]) -> Markup:
-    """Return three menus; the script fills those of the two sides from the panels."""
     kinds = dict.fromkeys((one.by.key, one.by.title) for one in found)
-    options = (Markup('<option value="{}">{}</option>').format(*kind) for kind in kinds)
-    menus = (
-        ("by", "Compare two", Markup("").join(options)),
-        ("a", "First", ""),
-        ("b", "Second", ""),
+    panels_ = (
+        (one.by.key, one.a.name, one.b.name, _words(one, stated), _table(one, stated))
+        for one in found
     )
-    template = '<label>{1}<select data-choice="{0}">{2}</select></label>'
-    return Markup("").join(Markup(template).format(*menu) for menu in menus)
+    return part("chooser", kinds, _prices(rows, stated), panels_, script_json(formula))
 
 
-def _prices(rows: Sequence[Row], stated: Stated) -> Markup:
-    """Return a field for the price of each platform, as stated next to the runs."""
-    platforms = dict.fromkeys(row["platform"] for row in rows)
-    template = '<label>{}, {}<input type="text" data-price="{}" value="{}"></label>'
-    known = {one: stated.of(one, PRICE) for one in platforms if one != "cpu"}
-    return Markup("").join(
-        Markup(template).format(
-            LABELS[PRICE], platform_title(one), one, written(price) if price else ""
-        )
-        for one, price in known.items()
-    )
+def _prices(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, str, str]]:
+    """Yield a field for the price of each platform, as stated next to the runs."""
+    for one in dict.fromkeys(row["platform"] for row in rows):
+        if one != "cpu":
+            price = stated.of(one, PRICE)
+            yield f"{LABELS[PRICE]}, {platform_title(one)}", one, written(price) if price else ""
 
 
-def _panel(one: TwoSides, stated: Stated, *, hidden: bool) -> Markup:
-    head = '<section class="sb-panel" data-by="{}" data-a="{}" data-b="{}"{}><h3>{} against {}</h3>'
-    opening = Markup(head).format(
-        *(one.by.key, one.a.name, one.b.name),
-        *(Markup(" hidden") if hidden else "", one.a.name, one.b.name),
-    )
-    return opening + _words(one, stated) + _table(one, stated) + Markup("</section>")
-
-
-def _words(one: TwoSides, stated: Stated) -> Markup:
+def _words(one: TwoSides, stated: Stated) -> list[tuple[str, Markup]]:
     """Return the answers in sentences, each with the head that a reader looks for."""
     none = "no two runs differ only in the side."
-    found = [
+    return [
         ("Matched pairs", _verdicts(one, one.matched, none)),
         ("Best against best", _verdicts(one, one.best, "the sides did no equal work.")),
         ("Per watt", _per_joule(one, stated)),
@@ -168,8 +141,6 @@ def _words(one: TwoSides, stated: Stated) -> Markup:
         ("What differs", _differing(one)),
         ("What is missing", _missing(one)),
     ]
-    items = (Markup("<li><strong>{}</strong>: {}</li>").format(*part) for part in found)
-    return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
 
 
 PRICED = Markup(

@@ -33,7 +33,7 @@ from scalebook.report.base.comparisons import (
     side_name,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Markup, join, paragraphs, run_link
+from scalebook.report.base.markup import Markup, paragraphs, part, run_link
 from scalebook.report.base.naming import (
     has_experts,
     headed,
@@ -615,14 +615,6 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
     columns = (*tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.TOKENS)
     shown = tables.table(rows, columns, f"study-{number}")
-    plans = join([Markup("<code>{}</code>").format(plan) for plan in one.plans], ", ")
-    origin = Markup("Plan {}. ").format(plans) if plans else ""
-    return Markup(
-        '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
-        '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
-    ).format(
-        number, one.kind.capitalize(), one.question, one.verdict,
-        one.chart, count(len(one.run_ids), "run"), shown,
-        origin, EVIDENCE[one.kind],
-    )  # fmt: skip
+    many = count(len(one.run_ids), "run")
+    facts = (number, one.kind.capitalize(), one.question, one.verdict, one.chart)
+    return part("study", *facts, many, shown, one.plans, EVIDENCE[one.kind])
