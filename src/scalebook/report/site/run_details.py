@@ -127,9 +127,11 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
 
 def _parts(found: Diagnosis) -> list[tuple[str, float]]:
     known = found.waterfall.parts if found.waterfall else ()
-    words = dict(PARTS)
     return [
-        (words.get(one.name) or headed(setting_words(one.name)), one.step_fraction)
+        (
+            PARTS[one.name][0] if one.name in PARTS else headed(setting_words(one.name)),
+            one.step_fraction,
+        )
         for one in known
         if one.step_fraction
     ]
