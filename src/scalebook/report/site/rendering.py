@@ -94,25 +94,15 @@ def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
 
 def block(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     """Return what a page shows of a cell."""
-    if cell.kind == "markdown":
-        return Markup(markdown(cell.source, numbers))
-    return code_cell(cell, numbers)
+    return markdown(cell.source) if cell.kind == "markdown" else code_cell(cell, numbers)
 
 
-REFERENCE = re.compile(r"@((?:fig|tbl)-[a-z0-9-]+)")
 TO_HEADING = "Link to this section"
 
 
-def markdown(source: str, numbers: Mapping[str, str]) -> str:
-    """Return the HTML of a notebook's Markdown, references resolved and headings linkable."""
-    html = REFERENCE.sub(lambda match: _reference(match[1], numbers), str(_to_html(source)))
-    return re.sub(r"<h([23])>(.*?)</h\1>", _heading, html)
-
-
-def _reference(label: str, numbers: Mapping[str, str]) -> str:
-    """Return a link to a figure; only the words where its cell had nothing to draw."""
-    name = numbers.get(label)
-    return f'<a href="#{label}">{name}</a>' if name else KINDS[label[:3]].lower()
+def markdown(source: str) -> Markup:
+    """Return the HTML of a notebook's Markdown, with headings that can be linked to."""
+    return Markup(re.sub(r"<h([23])>(.*?)</h\1>", _heading, str(_to_html(source))))
 
 
 def _heading(match: re.Match[str]) -> str:
@@ -226,8 +216,7 @@ def _for_quarto(cell: NotebookCell, numbers: Mapping[str, str], template: str) -
         front = re.sub(r"\n---\s*$", f"\ntemplate: {template}\n---", cell.source)
         return replace(cell, source=front)
     if cell.kind == "markdown":
-        source = REFERENCE.sub(lambda match: _reference(match[1], numbers), cell.source)
-        return replace(cell, source=HEADING.sub(_heading_for_quarto, source))
+        return replace(cell, source=HEADING.sub(_heading_for_quarto, cell.source))
     html = code_cell(cell, numbers)
     return replace(cell, texts=(raw_block(html),) if html else ())
 
