@@ -183,7 +183,7 @@ def jump_findings(data: ReportData) -> Iterator[Markup]:
 
 
 def foot(data: ReportData) -> Markup:
-    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
+    """Return in one line how many runs there are and how MFU is counted."""
     known = data.completed.drop_nulls("mfu")
     how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
         maintain_order=True
@@ -196,10 +196,5 @@ def foot(data: ReportData) -> Markup:
     runs = (
         f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
     )
-    links = Markup(
-        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
-        '<a href="data/runs.parquet" download>runs.parquet</a>, '
-        '<a href="data/steps.parquet" download>steps.parquet</a>, '
-        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
-    )
-    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)
+    more = f"{' · '.join([runs, *said])} · "
+    return Markup('<p class="foot">{}<a href="method.html">Method</a></p>').format(more)
