@@ -189,13 +189,14 @@ def noted(value: Markup | str, small: Markup | str) -> Markup:
     return Markup('{} <span class="range">{}</span>').format(value, small)
 
 
-def _narrow(words: str) -> Markup:
+def narrow(words: str) -> Markup:
     """Return words that take a second line before their column grows."""
     return Markup('<span class="narrow">{}</span>').format(words)
 
 
-def _ranged(key: str, low: str, high: str, show: Callable[[float | None], str]) -> Show:
+def ranged(key: str, show: Callable[[float | None], str], low: str = "", high: str = "") -> Show:
     """Return how to write a number with its interval below it in small print."""
+    low, high = low or f"{key}_low", high or f"{key}_high"
 
     def write(row: Row) -> Markup | str:
         value, lower, upper = row.get(key), row.get(low), row.get(high)
@@ -248,7 +249,7 @@ RAN = Column(
     hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM = (
-    Column("model", "Model", lambda row: _narrow(model_title(row.get("model"))), numeric=False),
+    Column("model", "Model", lambda row: narrow(model_title(row.get("model"))), numeric=False),
     Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
 )
 STRATEGY = text("strategy", "Strategy", show=setting_words)
@@ -259,7 +260,7 @@ WHAT_RAN = (RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
 TOKENS = Column(
     "tokens_per_second",
     "Throughput",
-    _ranged("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", number),
+    ranged("tokens_per_second", number),
     "tokens/s",
     hint="all tokens of the measured window over its whole time, with the 95 % interval",
 )
@@ -269,7 +270,7 @@ def _each(row: Row) -> Markup | str:
     """Return the rate of one device, with the interval of the whole divided by their number."""
     many, names = row.get("world_size"), ("tokens_per_second_low", "tokens_per_second_high")
     ends = {name: value / many if (value := row.get(name)) and many else None for name in names}
-    return _ranged("tokens_per_second_per_gpu", *names, number)({**row, **ends})
+    return ranged("tokens_per_second_per_gpu", number, *names)({**row, **ends})
 
 
 TOKENS_EACH = Column(
@@ -277,7 +278,7 @@ TOKENS_EACH = Column(
 )
 STEP = time("step_seconds_median", "Step")
 TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
-MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
+MFU = Column("mfu", "MFU", ranged("mfu", percent))
 MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
 LOSS = Column(
     "loss_last",
@@ -313,17 +314,3 @@ def utilisation(runs: pl.DataFrame) -> Markup:
         text("flops_convention", "Convention", show=convention_title),
     )
     return table(runs.drop_nulls("mfu").iter_rows(named=True), columns, "mfu")
-
-
-def scaling(points: Iterable[Row]) -> Markup:
-    """Return speed-up and efficiency, one row per run, the base marked."""
-    key, ends = "scaling_efficiency", ("efficiency_low", "efficiency_high")
-    columns = (
-        text("series", "Series", show=_narrow),
-        *(RUN, SPLIT, WORLD, TOKENS),
-        Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
-        Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
-        Column(key, "Efficiency", _ranged(key, *ends, percent), hint="with its 95 % interval"),
-        text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
-    )
-    return table(points, columns, "scaling")

@@ -240,22 +240,20 @@ def shown(value: Interval | None, unit: str = "") -> str:
     return f"{middle}{unit}" if value.exact else f"{middle}{unit} ({low} to {high})"
 
 
+_RANGE = comparisons.ranged("factor", comparisons.three)
+
+
 def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
-        Column("factor", "Second may cost", _factor, "times the first"),
+        Column("factor", "Second may cost", _RANGE, "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
         text("reason", "Why not", wide=True),
     )
     none = "No two platforms did the same work, so there is no break-even price."
     return table(_break_even(found, stated), columns, "break-even", empty=none)
-
-
-def _factor(row: Row) -> Markup | str:
-    factor = row["factor"]
-    return comparisons.ratio_cell(factor.middle, factor.low, factor.high)
 
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
@@ -269,7 +267,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         yield {
             **comparisons.named(pair),
             "source": pair.source,
-            "factor": factor,
+            **{"factor": factor.middle, "factor_low": factor.low, "factor_high": factor.high},
             "price": price,
             "even": replace(price * factor, estimate=price.middle / verdict.ratio)
             if price

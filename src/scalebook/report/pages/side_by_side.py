@@ -19,19 +19,21 @@ from scalebook.identity import VERSIONS
 from scalebook.measure.economics import ANSWERS, Inputs, answer
 from scalebook.measure.intervals import Interval
 from scalebook.report.base.comparisons import (
+    BEST,
     DIVISIONS,
     MATCHED,
     Division,
+    Kind,
     Pair,
     Sided,
     basis_rows,
     divided,
     pairs,
     ratio,
-    ratio_cell,
+    three,
     work,
 )
-from scalebook.report.base.html_tables import Column, Row, noted, table, text
+from scalebook.report.base.html_tables import Column, Row, noted, ranged, table, text
 from scalebook.report.base.markup import (
     Markup,
     join,
@@ -78,15 +80,9 @@ class TwoSides:
     b: Sided
     pairs: tuple[Pair, ...]
 
-    @property
-    def matched(self) -> tuple[Pair, ...]:
-        """The pairs of the same configuration on both sides."""
-        return tuple(one for one in self.pairs if one.kind == MATCHED)
-
-    @property
-    def best(self) -> tuple[Pair, ...]:
-        """The pairs of each side's fastest configuration for the same work."""
-        return tuple(one for one in self.pairs if one.kind == "best against best")
+    def of(self, kind: Kind) -> tuple[Pair, ...]:
+        """Return the pairs of the same configuration, or of each side's fastest for a work."""
+        return tuple(one for one in self.pairs if one.kind == kind)
 
 
 def panels(rows: Sequence[Row]) -> list[TwoSides]:
@@ -103,7 +99,7 @@ def panels(rows: Sequence[Row]) -> list[TwoSides]:
         least = sorted((len(one.runs) for one in every), reverse=True)[:MOST_SIDES]
         sides = [one for one in every if len(one.runs) >= least[-1]][:MOST_SIDES]
         of_it = [TwoSides(by, a, b, tuple(pairs(a, b))) for a, b in combinations(sides, 2)]
-        found += sorted(of_it, key=lambda one: (-len(one.matched), -len(one.pairs)))
+        found += sorted(of_it, key=lambda one: (-len(one.of(MATCHED)), -len(one.pairs)))
     return found
 
 
@@ -134,8 +130,8 @@ def _words(one: TwoSides, stated: Stated) -> list[tuple[str, Markup]]:
     """Return the answers in sentences, each with the head that a reader looks for."""
     none = "no two runs differ only in the side."
     return [
-        ("Matched pairs", _verdicts(one, one.matched, none)),
-        ("Best against best", _verdicts(one, one.best, "the sides did no equal work.")),
+        ("Matched pairs", _verdicts(one, one.of(MATCHED), none)),
+        ("Best against best", _verdicts(one, one.of(BEST), "the sides did no equal work.")),
         ("Per watt", _per_joule(one, stated)),
         ("Per price", PRICED if one.pairs else Markup("there is no pair.")),
         ("What differs", _differing(one)),
@@ -195,7 +191,7 @@ def _differing(one: TwoSides) -> Markup:
     if not one.pairs:
         return Markup("there is no pair to look at.")
     found: dict[str, list[str]] = {}
-    for pair in one.matched or one.best:
+    for pair in one.of(MATCHED) or one.of(BEST):
         for item in pair.beside_the_gpu:
             values = found.setdefault(item.name, [])
             values.append(titled(f"{item.a or 'none'} against {item.b or 'none'}"))
@@ -292,7 +288,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
         "runs_b": [row["run_id"] for row in pair.b.runs],
         "ratio": pair.a.rate / pair.b.rate, "verdict": pair.verdict,
         "mfu_a": pair.a.row["mfu"], "mfu_b": pair.b.row["mfu"],
-        "watt": watt["ratio"], "watt_ends": (watt["low"], watt["high"]),
+        "watt": watt["ratio"], "watt_low": watt["low"], "watt_high": watt["high"],
         "watt_reason": watt["reason"],
         "price_a": a.middle if a else None, "price_b": b.middle if b else None,
         "priced_a": _following(pair.a, a), "priced_b": _following(pair.b, b),
@@ -357,4 +353,4 @@ def _ratio(row: Row) -> Markup:
 def _per_watt(row: Row) -> Markup | str:
     if row["watt"] is None:
         return noted(NONE, row["watt_reason"] or "")
-    return ratio_cell(row["watt"], *row["watt_ends"])
+    return ranged("watt", three)(row)
