@@ -574,24 +574,24 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
 
 def _drill(runs: _Runs) -> StudyAnswer | None:
     wanted = set(runs.frame["run_id"])
-    found = [one for one in reliability(runs.data).drills if one.run["run_id"] in wanted]
-    known = [one for one in found if one.drill.next_step_seconds is not None]
+    found = [one for one in reliability(runs.data).drills if one[0]["run_id"] in wanted]
+    known = [one for one in found if one[1].next_step_seconds is not None]
     if not known:
         return None
-    one = known[0]
-    lost = one.drill.steps_lost
+    run, drill = known[0]
+    lost = drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
-    apart = one.drill.largest_loss_difference
-    again += "" if one.drill.passed or not apart else f", losses off by {percent(apart)}"
+    apart = drill.largest_loss_difference
+    again += "" if drill.passed or not apart else f", losses off by {percent(apart)}"
     words = Markup("{} continued {} after a kill{}.")
-    link = run_link(one.run["run_id"], duration(one.drill.next_step_seconds))
-    verdict = words.format(on(one.run), link, again)
+    link = run_link(run["run_id"], duration(drill.next_step_seconds))
     parts = [
         (name.removesuffix("_seconds"), value)
         for name in PART_FIELDS
-        if (value := getattr(one.drill, name)) is not None
+        if (value := getattr(drill, name)) is not None
     ]
-    return StudyAnswer(verdict, marks.timeline(parts), tuple(one.run["run_id"] for one in found))
+    ids = tuple(row["run_id"] for row, _ in found)
+    return StudyAnswer(words.format(on(run), link, again), marks.timeline(parts), ids)
 
 
 _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
