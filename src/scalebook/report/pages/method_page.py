@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, cast
@@ -46,7 +46,7 @@ def formula(name: str) -> Markup:
 
 def conventions(data: ReportData) -> Markup:
     """Return what each FLOPs convention counts, the default first."""
-    used = set(_used(data))
+    used = set(data.runs.drop_nulls("model_tflops_per_second_per_gpu")["flops_convention"])
     ordered = sorted(CONVENTIONS.items(), key=lambda item: item[0] != DEFAULT_CONVENTION)
     terms = [(name, name in used, typed(words)) for name, words in ordered]
     return part("conventions", terms)
@@ -86,18 +86,6 @@ def windows(data: ReportData) -> Markup:
         runs, have = count(short.height, "run"), "has" if short.height == 1 else "have"
         sentences.append(Markup(words).format(runs, have, run_links(short["run_id"])))
     return paragraphs(*([join(sentences, " ")] if sentences else []))
-
-
-def _used(data: ReportData) -> Iterable[str]:
-    rated = data.runs.drop_nulls("model_tflops_per_second_per_gpu")
-    return rated["flops_convention"].unique(maintain_order=True)
-
-
-def used_conventions(data: ReportData) -> Markup:
-    """Return which convention the rates of this report follow."""
-    known = [code(name) for name in _used(data)]
-    sentence = Markup("<p>Rates of this report follow {}.</p>").format(join(known))
-    return sentence if known else Markup("")
 
 
 MOST_ROWS = 500
