@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import polars as pl
 
@@ -29,6 +28,7 @@ from scalebook.report.base.comparisons import Pair, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Markup, join, paragraphs, part, run_link, short_id
 from scalebook.report.base.naming import (
+    Row,
     apart,
     brief,
     devices,
@@ -51,7 +51,6 @@ from scalebook.report.pages.cost_page import rate_of
 from scalebook.report.pages.published_page import best_by_precision
 from scalebook.report.pages.studies import Study, colour, mark, studies
 
-Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_JUMPS, MOST_CARDS = 3, 2, 2, 10
@@ -293,7 +292,7 @@ def _jumps(front: Front) -> Iterator[Markup]:
     each = [
         Markup("{} {} at step {} ({} to {}, then {})").format(
             platform_title(side_name(one.row)), precision_title(one.row["precision"]),
-            jump.step, *map(number, (jump.before, jump.after, jump.last)),
+            jump["step"], *(number(jump[name]) for name in sections.JUMP_LOSSES),
         )
         for one in shown
         if (jump := jumps.get(one.row["run_id"]))
