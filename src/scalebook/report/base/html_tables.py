@@ -7,7 +7,7 @@ the reader's theme, and a thousand rows take milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +20,12 @@ from scalebook.report.base.markup import (
     escape,
     join,
     paragraphs,
+    part,
     run_link,
     script_json,
 )
 from scalebook.report.base.naming import (
+    Row,
     convention_title,
     model_title,
     platform_title,
@@ -34,7 +36,6 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
-Row = Mapping[str, Any]
 LONG = 300  # a table of more rows comes as its first FIRST rows and data for the others
 FIRST = 100
 Show = Callable[[Row], Markup | str]
@@ -53,6 +54,13 @@ class Column:
     wide: bool = False  # its lines wrap
     prose: bool = False  # they are sentences, for which a wide column has room
 
+    @property
+    def kind(self) -> str:
+        """The classes of its cells."""
+        if self.numeric:
+            return "num"
+        return "txt wide prose" if self.prose else "txt wide" if self.wide else "txt"
+
 
 def table(
     rows: Iterable[Row],
@@ -69,17 +77,11 @@ def table(
     given = list(rows)
     if not given:
         return paragraphs(*filter(None, [empty]))
-    head = Markup("").join(_heading(column) for column in columns)
     long = len(given) > LONG
     shown = given[:FIRST] if long else given
     body = Markup("\n").join(_row(row, columns, anchors) for row in shown)
     rest = _as_data(given[FIRST:], columns, anchors) if long else Markup("")
-    # Quarto would take the table apart and drop the exact values without the attribute.
-    return Markup(
-        '<div class="sb-table" data-name="{}"><div class="sb-scroll" tabindex="0">'
-        '<table data-quarto-disable-processing="true">\n'
-        "<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>{}</div>"
-    ).format(name, head, body, rest)
+    return part("table", name, columns, body, rest)
 
 
 def _as_data(rows: Sequence[Row], columns: Sequence[Column], anchors: bool) -> Markup:
@@ -102,17 +104,6 @@ def _pair(row: Row, column: Column) -> list[str]:
     return [exact] if shown == exact else [exact, str(shown)]
 
 
-def _heading(column: Column) -> Markup:
-    unit = Markup('<span class="unit">{}</span>').format(column.unit) if column.unit else ""
-    return Markup('<th scope="col" class="{}" data-key="{}"{}>{}{}</th>').format(
-        _kind(column),
-        column.key,
-        Markup(' title="{}"').format(column.hint) if column.hint else "",
-        column.label,
-        unit,
-    )
-
-
 def _row(row: Row, columns: Sequence[Column], anchors: bool) -> Markup:
     run_id = row.get("run_id")
     mark = Markup(' id="{}"').format(anchor(run_id)) if anchors and run_id is not None else ""
@@ -130,13 +121,7 @@ def _cell(row: Row, column: Column) -> Markup:
     value = row.get(column.key)
     # Markup.format takes three times as long
     exact, shown = escape("" if value is None else str(value)), escape(column.show(row))
-    return Markup(f'<td class="{_kind(column)}" data-value="{exact}">{shown}</td>')
-
-
-def _kind(column: Column) -> str:
-    if column.numeric:
-        return "num"
-    return "txt wide prose" if column.prose else "txt wide" if column.wide else "txt"
+    return Markup(f'<td class="{column.kind}" data-value="{exact}">{shown}</td>')
 
 
 def plain(key: str, label: str, unit: str = "", digits: int = 3, hint: str = "") -> Column:

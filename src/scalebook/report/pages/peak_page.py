@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
@@ -13,14 +12,12 @@ from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData, capacity
 from scalebook.report.base.markup import Markup, bullets, run_links
-from scalebook.report.base.naming import precision_title
+from scalebook.report.base.naming import Row, precision_title
 from scalebook.report.base.quantities import count, percent, quantity, times
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, named, rate
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

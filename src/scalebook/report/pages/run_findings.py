@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -20,12 +19,10 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import sentence
+from scalebook.report.base.naming import Row, sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, times
 from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
 from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
-
-Row = Mapping[str, Any]
 
 
 def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:

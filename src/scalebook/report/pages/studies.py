@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any
 
 import polars as pl
 
@@ -35,6 +34,7 @@ from scalebook.report.base.comparisons import (
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Markup, paragraphs, part, run_link
 from scalebook.report.base.naming import (
+    Row,
     has_experts,
     headed,
     is_whole,
@@ -57,7 +57,6 @@ from scalebook.report.pages.predicted_page import compare
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
-Row = Mapping[str, Any]
 Ends = tuple[float | None, float | None]
 NO_ENDS: Ends = (None, None)
 MOST_ROWS = 8  # of a chart; the table has every run
