@@ -23,6 +23,7 @@ from scalebook.report.base.html_tables import (
     Column,
     Row,
     plain,
+    ranged,
     share,
     table,
     text,
@@ -240,14 +241,11 @@ def shown(value: Interval | None, unit: str = "") -> str:
     return f"{middle}{unit}" if value.exact else f"{middle}{unit} ({low} to {high})"
 
 
-_RANGE = comparisons.ranged("factor", comparisons.three)
-
-
 def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
-        Column("factor", "Second may cost", _RANGE, "times the first"),
+        Column("factor", "Second may cost", ranged("factor", comparisons.three), "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
         text("reason", "Why not", wide=True),
