@@ -58,7 +58,7 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
 
 
 def part(name: str, /, *values: Any, **named: Any) -> Markup:
-    """Return a piece of a page by its macro of parts.html, which escapes what is no markup yet."""
+    """Return a piece of a page by its macro in parts.html; plain text in it is escaped."""
     return Markup(getattr(_parts(), name)(*values, **named))
 
 
