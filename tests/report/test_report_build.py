@@ -468,7 +468,7 @@ def test_quarto_fills_the_page_of_the_built_in_renderer(tmp_path: Path) -> None:
     page = PAGES[1]
     cells = (
         NotebookCell("raw", "---\ntitle: Costs $5\nsubtitle: Words\n---"),
-        NotebookCell("markdown", "## What it *takes*\n\nSee @fig-a and @fig-none."),
+        NotebookCell("markdown", "## What it *takes*\n\nSee below."),
         NotebookCell(
             "code", "draw()", options=(("label", "fig-a"), ("fig-cap", "A $ & more.")),
             texts=(raw_block("<p>drawn</p>"),),
@@ -486,14 +486,14 @@ def test_quarto_fills_the_page_of_the_built_in_renderer(tmp_path: Path) -> None:
     assert body == (
         '<h2 id="what-it-takes">What it <em>takes</em>'
         '<a class="here" href="#what-it-takes" aria-label="Link to this section">#</a></h2>\n'
-        '<p>See <a href="#fig-a">Figure 1</a> and figure.</p>\n\n'
+        "<p>See below.</p>\n\n"
         '<figure id="fig-a" class="fig"><p>drawn</p>'
         "<figcaption><b>Figure 1</b> A $ &amp; more.</figcaption></figure>"
         '<details class="code"><summary>Code</summary><pre>draw()</pre></details>'
     )
     assert "".join(text["source"]) == (
         '## What it *takes*[#](#what-it-takes){.here aria-label="Link to this section"}'
-        ' {#what-it-takes}\n\nSee <a href="#fig-a">Figure 1</a> and figure.'
+        " {#what-it-takes}\n\nSee below."
     )
     printed = raw_html("".join(code["outputs"][0]["text"]))
     assert printed

@@ -366,7 +366,7 @@ def test_a_reader_begins_with_the_two_platforms_of_the_most_matched_pairs(two: P
         write_run(two, name, job("h200", tensor_parallel_size=size), device=device)
         write_run(two, f"h{name}", job("h100", tensor_parallel_size=size), device=H100)
     first = panels(two)[0]
-    assert ({first.a.name, first.b.name}, len(first.matched)) == (
+    assert ({first.a.name, first.b.name}, len(first.of("matched configuration"))) == (
         {"H100 [simulated]", "H200 [simulated]"},
         2,
     )
@@ -382,13 +382,13 @@ def test_two_models_match_where_only_the_model_differs_and_never_across_platform
     write_run(tmp_path, "b", job("h100", model="qwen2.5-7b"), device=H100)
     write_run(tmp_path, "c", job("mi300x", model="qwen2.5-7b"), device=MI300X)
     (models,) = (one for one in panels(tmp_path) if one.by.key == "model")
-    runs = [{row["run_id"] for row in pair.rows} for pair in models.matched]
+    runs = [{row["run_id"] for row in pair.rows} for pair in models.of("matched configuration")]
     assert runs == [{"a", "b"}]
 
 
 def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -> None:
     (platforms,) = (one for one in panels(two) if one.by.key == "platform")
-    (pair,) = platforms.matched
+    (pair,) = platforms.of("matched configuration")
     verdict = pair.verdict
     assert verdict is not None
     text = words(fragment(chooser(two)))
@@ -416,7 +416,7 @@ def test_what_a_price_buys_is_that_of_the_cost_page(two: Path) -> None:
     )
     stated = read_stated(two)
     (platforms,) = (one for one in panels(two) if one.by.key == "platform")
-    (pair,) = platforms.matched
+    (pair,) = platforms.of("matched configuration")
     on_h100 = next(s for s in (pair.a, pair.b) if s.row["platform"] == "h100")
     inputs = side_by_side.side_inputs(on_h100, stated)
     value = comparisons.answer("tokens_per_dollar", inputs).value

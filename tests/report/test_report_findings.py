@@ -43,7 +43,7 @@ def losses(data: ReportData) -> Markup:
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     for _, runs in data.completed.group_by("group", maintain_order=True):
-        sentences = words(" ".join(run_findings.group_findings(runs, {})))
+        sentences = words(" ".join(run_findings.group_findings(runs)))
         first = runs.row(0, named=True)
         best = runs.sort("rate", descending=True).row(0, named=True)
         assert first["run_id"] == best["run_id"]
@@ -80,32 +80,6 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
     assert f"{group}: DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
 
 
-@pytest.mark.parametrize(
-    ("commits", "said"),
-    [
-        (("a" * 40, "b" * 40), "different commits of Scalebook (aaaaaaa and bbbbbbb)"),
-        (("a" * 40, "a" * 40), "an older commit of Scalebook (aaaaaaa) than the newest runs here"),
-        (("c" * 40, "c" * 40), ""),
-        (("a" * 40, None), ""),
-        (("a" * 40, ""), ""),
-        (("a" * 40, 7), ""),
-    ],
-)
-def test_a_spread_over_commits_of_the_trainer_says_so(
-    tmp_path: Path, commits: tuple[object, ...], said: str
-) -> None:
-    splits = ({}, {"tensor_parallel_size": 2})
-    for i, (commit, split) in enumerate(zip(commits, splits, strict=True)):
-        made = config(world_size=2, **split)
-        write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
-    newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
-    # The newest by its time, not by its name.
-    write_run(tmp_path, "first", config(model="tiny-moe"), **newest)
-    text = words(findings(load(tmp_path)))
-    assert said in text
-    assert ("commit" in text) is bool(said)
-
-
 def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     write_run(tmp_path, "b", config(world_size=2))
@@ -137,7 +111,7 @@ def test_a_total_below_one_token_a_second_is_above_one_that_is_unknown(tmp_path:
         rate_low=pl.when(unknown).then(8.9).otherwise(0.249),
         rate_high=pl.when(unknown).then(9.1).otherwise(0.251),
     )
-    text = words(" ".join(run_findings.group_findings(runs, {})))
+    text = words(" ".join(run_findings.group_findings(runs)))
     assert re.search(r"\(each\) is the fastest of 2 runs", text)
     total = "The highest total is 0.5000 ± 0.0020 tokens/s"  # of two GPUs at 0.249 to 0.251
     assert f"{total}, with TP2 on 2 GPUs (all)" in text
@@ -229,22 +203,13 @@ def test_a_repeat_without_an_interval_is_told_and_not_counted_in(tmp_path: Path)
     assert re.search(rf"2 runs of one configuration, .* {names}, reached", text)
 
 
-def test_the_slowest_of_a_group_is_named_with_the_commit_that_it_is_of(tmp_path: Path) -> None:
+def test_the_slowest_of_a_group_is_named(tmp_path: Path) -> None:
     splits = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
-    for name, split, commit, seconds in zip("abc", splits, "121", (0.1, 0.2, 0.4), strict=True):
-        made = config(world_size=2, **split)
-        environment = {"git_commit": commit * 40}
-        write_run(tmp_path, name, made, seconds=seconds, environment=environment)
+    for name, split, seconds in zip("abc", splits, (0.1, 0.2, 0.4), strict=True):
+        write_run(tmp_path, name, config(world_size=2, **split), seconds=seconds)
     text = words(findings(load(tmp_path)))
     assert re.search(r"\(a\) is the fastest of 3 runs", text)
     assert re.search(r"The slowest, PP2 on 2 processes \(c\), reached .*: a spread of [34]\.", text)
-    assert "The two ran at" not in text  # the first and the last are of one commit
-    environment = {"git_commit": "3" * 40}
-    made = config(world_size=2, context_parallel_size=2)
-    write_run(tmp_path, "d", made, seconds=0.8, environment=environment)
-    text = words(findings(load(tmp_path)))
-    assert re.search(r"The slowest, .* \(d\), reached .*: a spread of [78]\.", text)
-    assert "The two ran at different commits of Scalebook (1111111 and 3333333)" in text
 
 
 def test_the_total_of_a_size_has_the_interval_of_all_its_ranks(tmp_path: Path) -> None:
@@ -291,7 +256,7 @@ def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Pat
     write_run(tmp_path, "gpu", made, seconds=12, device=H100)
     write_run(tmp_path, "cpu", config())
     data = load(tmp_path)
-    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs, {})))
+    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs)))
             for _, runs in data.ranked.group_by("group")}  # fmt: skip
     (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("H100", "on CPU"))
     mfu = data.runs.filter(pl.col("run_id") == "gpu")["mfu"].item()

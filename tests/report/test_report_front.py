@@ -392,7 +392,7 @@ def test_a_loss_jumps_where_one_step_undoes_more_than_half_of_its_fall(
         line["loss"] = loss
     (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = sections.loss_jumps(load(tmp_path))
-    assert {name: jump.step for name, jump in found.items()} == ({"run": step} if step else {})
+    assert {name: jump["step"] for name, jump in found.items()} == ({"run": step} if step else {})
 
 
 def test_a_jump_of_the_loss_is_said_where_its_run_is_the_headline(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
 from scalebook.report.base.stated import Stated
-from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.base.versus import Configuration, configurations
 from scalebook.report.pages import peak_page, run_findings, side_by_side
 
 BIG: dict[str, Any] = {
@@ -101,21 +101,6 @@ def test_every_configuration_is_a_point_of_the_spread(tmp_path: Path) -> None:
     assert {value["run_id"] for value in values} == {"fast", "middle", "slow", "wide"}
 
 
-def test_two_platforms_of_one_model_are_compared_with_a_verdict(tmp_path: Path) -> None:
-    write_three(tmp_path)
-    amd = config(**(BIG | {"platform": "mi300x"}))
-    write_run(tmp_path, "amd", amd, seconds=2.0, device="AMD Instinct MI300X OAM")
-    data = load(tmp_path)
-    first, second = peak_page.best(data).iter_rows(named=True)
-    ratio = first["rate"] / second["rate"]
-    text = words(peak_page.findings(data))
-    said = f"MI300X (amd) over H100 (fast) is {ratio:.2f}× per GPU: "
-    assert said in text
-    verdict = verdict_on(Configuration((first,)), Configuration((second,)))
-    assert verdict is not None
-    assert f"{said}{verdict.word}." in text
-
-
 @pytest.mark.parametrize(
     ("half", "shown"),
     [(0.008, "5,890,000"), (0.04, "5,890,000"), (0.0006, "5,889,000"), (None, "5,890,000")],
@@ -164,14 +149,6 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     assert "h-0, h-1" in compared
     assert "repeat" not in compared.replace("more repeats", "")
     assert peak_page.best(data)["run_id"].to_list() == ["amd", "h-0"]
-
-
-def test_platforms_with_repeats_are_compared_by_all_of_them(tmp_path: Path) -> None:
-    write_repeats(tmp_path)
-    data = load(tmp_path)
-    said = "MI300X (amd) over H100 (h-0, h-1) is "
-    assert said in words(peak_page.findings(data))
-    assert "no interval" not in words(peak_page.findings(data)).partition(said)[2]
 
 
 def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 from simulated import config, write_run
 
 from scalebook.report.base.frames import load
@@ -139,15 +137,3 @@ def test_a_commit_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
     assert "3 runs of 1 commit" in text
     assert "2 runs record no commit" in text
     assert "aaaaaaaaaaaa" in words(method_page.runs(data, found))
-
-
-def test_the_conventions_of_a_report_are_named_in_the_order_of_its_runs(tmp_path: Path) -> None:
-    for number in range(9):
-        made(tmp_path, f"run-{number}", "2.11.0")
-    data = load(tmp_path)
-    names = [f"convention-{number}" for number in (4, 8, 0, 3, 7, 1, 6, 2, 5)]
-    shown = data.runs.with_columns(
-        flops_convention=pl.Series(names), model_tflops_per_second_per_gpu=pl.lit(1.0)
-    )
-    text = words(method_page.used_conventions(replace(data, runs=shown)))
-    assert re.findall(r"convention-\d", text) == names

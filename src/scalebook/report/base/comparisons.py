@@ -21,7 +21,16 @@ from scalebook.measure.verdicts import Verdict
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.record import text_of
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.html_tables import Column, noted, plain, table, text, verdict_column
+from scalebook.report.base.html_tables import (
+    Column,
+    Row,
+    noted,
+    plain,
+    ranged,
+    table,
+    text,
+    verdict_column,
+)
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import (
     UNKNOWN_PLATFORM,
@@ -38,9 +47,9 @@ from scalebook.report.base.quantities import NONE, count, number, times
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import Configuration, best_of, verdict_on
 
-Row = Mapping[str, Any]
-MATCHED = "matched configuration"
 Kind = Literal["matched configuration", "best against best", "one option"]
+MATCHED: Kind = "matched configuration"
+BEST: Kind = "best against best"
 
 # What is said of a difference once the two platforms are named.
 GPU = frozenset({
@@ -202,8 +211,8 @@ def platform_pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:
 
 def pairs(a: Sided, b: Sided) -> Iterator[Pair]:
     """Yield a pair for each configuration and each work of both, on either side its fastest."""
-    kinds: tuple[Kind, Kind] = ("matched configuration", "best against best")
-    for kind, left, right in zip(kinds, (a.matched, a.work), (b.matched, b.work), strict=True):
+    groups = ((a.matched, b.matched), (a.work, b.work))
+    for kind, (left, right) in zip((MATCHED, BEST), groups, strict=True):
         for name in left:
             if name in right:
                 yield Pair(kind, a.name, b.name, best_of(left[name]), best_of(right[name]))
@@ -310,8 +319,7 @@ def per_basis(found: Sequence[Pair], stated: Stated) -> Markup:
         *(COMPARED, text("kind", "Kind"), text("per", "Per")),
         *(plain("a", "First"), plain("b", "Second"), text("unit", "Unit")),
         Column(
-            "ratio", "First over second",
-            lambda row: ratio_cell(*(row[name] for name in ("ratio", "low", "high"))),
+            "ratio", "First over second", ranged("ratio", three, "low", "high"),
             hint="with the interval of the throughput",
         ),
         verdict_column("word", "Verdict", "on the first side, by its throughput"),
@@ -344,8 +352,6 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def ratio_cell(value: float | None, low: float | None, high: float | None) -> Markup | str:
-    """Return a ratio with its interval below it, if it has one."""
-    if value is None or low is None:
-        return NONE if value is None else f"{value:.3f}"
-    return noted(f"{value:.3f}", f"{low:.3f} to {high:.3f}")
+def three(value: float | None) -> str:
+    """Return a ratio to three decimals."""
+    return NONE if value is None else f"{value:.3f}"

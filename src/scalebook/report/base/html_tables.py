@@ -7,7 +7,7 @@ the reader's theme, and a thousand rows take milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +20,12 @@ from scalebook.report.base.markup import (
     escape,
     join,
     paragraphs,
+    part,
     run_link,
     script_json,
 )
 from scalebook.report.base.naming import (
+    Row,
     convention_title,
     model_title,
     platform_title,
@@ -34,7 +36,6 @@ from scalebook.report.base.naming import (
 )
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
-Row = Mapping[str, Any]
 LONG = 300  # a table of more rows comes as its first FIRST rows and data for the others
 FIRST = 100
 Show = Callable[[Row], Markup | str]
@@ -53,6 +54,13 @@ class Column:
     wide: bool = False  # its lines wrap
     prose: bool = False  # they are sentences, for which a wide column has room
 
+    @property
+    def kind(self) -> str:
+        """The classes of its cells."""
+        if self.numeric:
+            return "num"
+        return "txt wide prose" if self.prose else "txt wide" if self.wide else "txt"
+
 
 def table(
     rows: Iterable[Row],
@@ -69,17 +77,11 @@ def table(
     given = list(rows)
     if not given:
         return paragraphs(*filter(None, [empty]))
-    head = Markup("").join(_heading(column) for column in columns)
     long = len(given) > LONG
     shown = given[:FIRST] if long else given
     body = Markup("\n").join(_row(row, columns, anchors) for row in shown)
     rest = _as_data(given[FIRST:], columns, anchors) if long else Markup("")
-    # Quarto would take the table apart and drop the exact values without the attribute.
-    return Markup(
-        '<div class="sb-table" data-name="{}"><div class="sb-scroll" tabindex="0">'
-        '<table data-quarto-disable-processing="true">\n'
-        "<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>{}</div>"
-    ).format(name, head, body, rest)
+    return part("table", name, columns, body, rest)
 
 
 def _as_data(rows: Sequence[Row], columns: Sequence[Column], anchors: bool) -> Markup:
@@ -102,17 +104,6 @@ def _pair(row: Row, column: Column) -> list[str]:
     return [exact] if shown == exact else [exact, str(shown)]
 
 
-def _heading(column: Column) -> Markup:
-    unit = Markup('<span class="unit">{}</span>').format(column.unit) if column.unit else ""
-    return Markup('<th scope="col" class="{}" data-key="{}"{}>{}{}</th>').format(
-        _kind(column),
-        column.key,
-        Markup(' title="{}"').format(column.hint) if column.hint else "",
-        column.label,
-        unit,
-    )
-
-
 def _row(row: Row, columns: Sequence[Column], anchors: bool) -> Markup:
     run_id = row.get("run_id")
     mark = Markup(' id="{}"').format(anchor(run_id)) if anchors and run_id is not None else ""
@@ -130,13 +121,7 @@ def _cell(row: Row, column: Column) -> Markup:
     value = row.get(column.key)
     # Markup.format takes three times as long
     exact, shown = escape("" if value is None else str(value)), escape(column.show(row))
-    return Markup(f'<td class="{_kind(column)}" data-value="{exact}">{shown}</td>')
-
-
-def _kind(column: Column) -> str:
-    if column.numeric:
-        return "num"
-    return "txt wide prose" if column.prose else "txt wide" if column.wide else "txt"
+    return Markup(f'<td class="{column.kind}" data-value="{exact}">{shown}</td>')
 
 
 def plain(key: str, label: str, unit: str = "", digits: int = 3, hint: str = "") -> Column:
@@ -189,13 +174,14 @@ def noted(value: Markup | str, small: Markup | str) -> Markup:
     return Markup('{} <span class="range">{}</span>').format(value, small)
 
 
-def _narrow(words: str) -> Markup:
+def narrow(words: str) -> Markup:
     """Return words that take a second line before their column grows."""
     return Markup('<span class="narrow">{}</span>').format(words)
 
 
-def _ranged(key: str, low: str, high: str, show: Callable[[float | None], str]) -> Show:
+def ranged(key: str, show: Callable[[float | None], str], low: str = "", high: str = "") -> Show:
     """Return how to write a number with its interval below it in small print."""
+    low, high = low or f"{key}_low", high or f"{key}_high"
 
     def write(row: Row) -> Markup | str:
         value, lower, upper = row.get(key), row.get(low), row.get(high)
@@ -253,7 +239,7 @@ RAN = Column(
     hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM = (
-    Column("model", "Model", lambda row: _narrow(model_title(row.get("model"))), numeric=False),
+    Column("model", "Model", lambda row: narrow(model_title(row.get("model"))), numeric=False),
     Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
 )
 STRATEGY = text("strategy", "Strategy", show=setting_words)
@@ -264,7 +250,7 @@ WHAT_RAN = (RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
 TOKENS = Column(
     "tokens_per_second",
     "Throughput",
-    _ranged("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", number),
+    ranged("tokens_per_second", number),
     "tokens/s",
     hint="all tokens of the measured window over its whole time, with the 95 % interval",
 )
@@ -274,7 +260,7 @@ def _each(row: Row) -> Markup | str:
     """Return the rate of one device, with the interval of the whole divided by their number."""
     many, names = row.get("world_size"), ("tokens_per_second_low", "tokens_per_second_high")
     ends = {name: value / many if (value := row.get(name)) and many else None for name in names}
-    return _ranged("tokens_per_second_per_gpu", *names, number)({**row, **ends})
+    return ranged("tokens_per_second_per_gpu", number, *names)({**row, **ends})
 
 
 TOKENS_EACH = Column(
@@ -282,7 +268,7 @@ TOKENS_EACH = Column(
 )
 STEP = time("step_seconds_median", "Step")
 TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
-MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
+MFU = Column("mfu", "MFU", ranged("mfu", percent))
 MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
 LOSS = Column(
     "loss_last",
@@ -318,17 +304,3 @@ def utilisation(runs: pl.DataFrame) -> Markup:
         text("flops_convention", "Convention", show=convention_title),
     )
     return table(runs.drop_nulls("mfu").iter_rows(named=True), columns, "mfu")
-
-
-def scaling(points: Iterable[Row]) -> Markup:
-    """Return speed-up and efficiency, one row per run, the base marked."""
-    key, ends = "scaling_efficiency", ("efficiency_low", "efficiency_high")
-    columns = (
-        text("series", "Series", show=_narrow),
-        *(RUN, SPLIT, WORLD, TOKENS),
-        Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
-        Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
-        Column(key, "Efficiency", _ranged(key, *ends, percent), hint="with its 95 % interval"),
-        text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
-    )
-    return table(points, columns, "scaling")

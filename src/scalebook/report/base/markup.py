@@ -6,6 +6,8 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -55,6 +57,20 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
     return Markup(escape(separator)).join(parts)
 
 
+def part(name: str, /, *values: Any, **named: Any) -> Markup:
+    """Return a piece of a page by its macro in parts.html; plain text in it is escaped."""
+    return Markup(getattr(_parts(), name)(*values, **named))
+
+
+@cache
+def _parts() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return made.get_template("parts.html").module
+
+
 def bullets(
     sentences: Iterable[Markup | str], style: str = "findings", empty: Markup | str = ""
 ) -> Markup:
@@ -64,15 +80,12 @@ def bullets(
         return paragraphs(*filter(None, [empty]))
     more = len(every) - MOST_ITEMS
     cut = [f"And {more:,} more like these."] if more > 0 else []
-    items = [Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut)]
+    items = [*every[:MOST_ITEMS], *cut]
     # one item more takes no more room than the line that would hide it
     shown = len(items) if len(items) <= MOST_OPEN + 1 else MOST_OPEN
-    lists = [
-        Markup('<ul class="{}">{}</ul>').format(style, Markup("").join(part))
-        for part in (items[:shown], items[shown:])
-    ]
-    rest = folded(f"{len(items) - shown} more", lists[1]) if items[shown:] else Markup("")
-    return lists[0] + rest
+    first, others = items[:shown], items[shown:]
+    rest = folded(f"{len(others)} more", part("bullets", others, style)) if others else Markup("")
+    return part("bullets", first, style) + rest
 
 
 def folded(summary: Markup | str, body: Markup) -> Markup:
@@ -109,13 +122,8 @@ def to_copy(summary: str, text: str) -> Markup:
 
 def callout(title: str, sentences: Iterable[Markup | str]) -> Markup:
     """Return a marked box with a title and a list; nothing where there is no sentence."""
-    sentences = list(sentences)
-    if not sentences:
-        return Markup("")
-    # Quarto moves what is an <aside> into the margin
-    head = Markup('<p class="callout-head">{}</p>').format(title)
-    body = bullets(sentences, style="notes")
-    return Markup('<div class="sb-callout" role="note">{}{}</div>').format(head, body)
+    items = bullets(sentences, style="notes")
+    return part("callout", title, items) if items else items
 
 
 def unreadable(problems: Iterable[str]) -> Markup:

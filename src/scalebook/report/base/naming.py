@@ -424,7 +424,7 @@ def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[
     runs = [_begin(row, records.get(row["run_id"])) for row in rows]
     for run, names in zip(runs, _telling(runs), strict=True):
         run.telling = names
-    for alike in _by(runs, lambda run: (run.row.get("group"), run.name)):
+    for alike in identity.alike(runs, lambda run: (run.row.get("group"), run.name)):
         _tell_apart(alike)
     heads = dict(_heads(rows))
     found = [_label(heads[_group(run.row)], run) for run in runs]
@@ -519,14 +519,14 @@ def _tell_apart(alike: Sequence[_Named]) -> None:
     # Also between runs of two sizes: else what a switch does would pass for what the size does.
     _name_changes(alike, minor=False)
     for runs in groups:
-        for same in _by(runs, lambda run: run.name):
+        for same in identity.alike(runs, lambda run: run.name):
             _name_changes(same, minor=True)
-            for equal in _by(same, lambda run: run.name):
+            for equal in identity.alike(same, lambda run: run.name):
                 _number(equal)
 
 
 def _by_size(runs: Sequence[_Named], size: str, word: str) -> Iterator[list[_Named]]:
-    parts = list(_by(runs, lambda run: repr(run.settings.get(size))))
+    parts = identity.alike(runs, lambda run: repr(run.settings.get(size)))
     for part in parts:
         value = part[0].settings.get(size)
         if len(parts) > 1 and value is not None:
@@ -582,7 +582,7 @@ def _group(row: Row) -> tuple[Any, ...]:
 def _heads(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     """Yield each group with what its labels begin with: its model and what only it has."""
     groups = {_group(row): row for row in rows}
-    for same in _by(groups.items(), lambda item: item[0][0]):
+    for same in identity.alike(groups.items(), lambda item: (item[0][0],)):
         usual = Counter(row.get("precision") for _, row in same).most_common(1)[0][0]
         facts = [list(_facts(row, usual)) for _, row in same]
         vary = [len({fact[i] for fact in facts}) > 1 for i in range(len(facts[0]))]
@@ -605,8 +605,3 @@ def _grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, lis
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
-
-
-def _by(items: Iterable[Item], key: Callable[[Item], Any]) -> Iterator[list[Item]]:
-    """Yield the items of equal keys together, in the order of their first."""
-    yield from _grouped(items, key).values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,11 @@ from scalebook.report.base.markup import (
     paragraphs,
     run_link,
 )
-from scalebook.report.base.naming import series_words, sized, split_name, units
+from scalebook.report.base.naming import Row, series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, verdict_on
 
-Row = Mapping[str, Any]
 COMPARISON: dict[str, type[pl.DataType]] = {
     "speedup": pl.Float64,
     "ideal_speedup": pl.Float64,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
@@ -17,6 +16,7 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.naming import (
     WORK,
+    Row,
     convention_title,
     model_title,
     precision_title,
@@ -30,16 +30,7 @@ SAME_LOSS = 1e-3  # below this relative difference two losses print alike
 # must have fallen by a tenth, for a loss that has just begun to fall is noise.
 JUMP, LEAST_FALL = 0.5, 0.1
 MOST_JUMPS = 3  # with their losses
-
-
-@dataclass(frozen=True, slots=True)
-class Jump:
-    """The step that raises the loss of a run most, the loss before and after it, and at the end."""
-
-    step: int
-    before: float
-    after: float
-    last: float
+JUMP_LOSSES = ("before", "loss", "last")
 
 
 def unranked(data: ReportData) -> Iterator[Markup]:
@@ -145,8 +136,11 @@ def rising_losses(runs: pl.DataFrame) -> Iterator[Markup]:
         ).format(run_link(row["run_id"]), number(row["loss_first"]), number(row["loss_last"]))
 
 
-def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Jump]:
-    """Return the largest jump of each loss that jumps, the largest first: of all or some runs."""
+def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Row]:
+    """Return the largest jump of each loss that jumps, the largest first: of all or some runs.
+
+    A jump is its ``step``, the loss ``before`` and after it (``loss``), and the ``last`` one.
+    """
     steps = data.steps.select("run_id", "step", "loss").drop_nulls("loss").sort("step")
     if run_ids is not None:
         steps = steps.filter(pl.col("run_id").is_in(run_ids))
@@ -159,8 +153,7 @@ def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[s
         pl.col("fall") >= LEAST_FALL * pl.col("begin"), pl.col("rise") > JUMP * pl.col("fall")
     ).sort("rise", descending=True)
     rows = jumps.unique("run_id", keep="first", maintain_order=True)
-    columns = rows.select("run_id", "step", "before", "loss", "last")
-    return {run_id: Jump(*values) for run_id, *values in columns.iter_rows()}
+    return {row["run_id"]: row for row in rows.iter_rows(named=True)}
 
 
 def jump_findings(data: ReportData) -> Iterator[Markup]:
@@ -169,7 +162,7 @@ def jump_findings(data: ReportData) -> Iterator[Markup]:
     if jumps:
         named = (
             Markup("{} at step {} ({} to {}, at the end {})").format(
-                run_link(run_id), one.step, *map(number, (one.before, one.after, one.last))
+                run_link(run_id), one["step"], *(number(one[name]) for name in JUMP_LOSSES)
             )
             for run_id, one in [*jumps.items()][:MOST_JUMPS]
         )
@@ -183,7 +176,7 @@ def jump_findings(data: ReportData) -> Iterator[Markup]:
 
 
 def foot(data: ReportData) -> Markup:
-    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
+    """Return in one line how many runs there are and how MFU is counted."""
     known = data.completed.drop_nulls("mfu")
     how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
         maintain_order=True
@@ -196,10 +189,5 @@ def foot(data: ReportData) -> Markup:
     runs = (
         f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
     )
-    links = Markup(
-        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
-        '<a href="data/runs.parquet" download>runs.parquet</a>, '
-        '<a href="data/steps.parquet" download>steps.parquet</a>, '
-        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
-    )
-    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)
+    more = f"{' · '.join([runs, *said])} · "
+    return Markup('<p class="foot">{}<a href="method.html">Method</a></p>').format(more)

@@ -5,7 +5,7 @@ What is a repeat ``identity`` decides; so no page pools runs in a way of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, floor, log, log10
 from statistics import fmean
@@ -15,10 +15,8 @@ from scalebook.identity import alike, other_devices
 from scalebook.measure.metrics.repeats import Estimate, Pooled, between, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.report.base.markup import Markup, join, run_link, run_links
-from scalebook.report.base.naming import in_words, split_name
+from scalebook.report.base.naming import Row, in_words, split_name
 from scalebook.report.base.quantities import change, interval, number
-
-Row = Mapping[str, Any]
 
 LEAST_DIGITS, MOST_DIGITS = 3, 4  # of a number that follows from a rate
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log, log10
+from typing import Any
 
-from scalebook.report.base.markup import Markup, join, run_link
+from scalebook.report.base.markup import Markup, join, part, run_link
 from scalebook.report.charts.theme import PALETTE
 
 _Place = Callable[[float], float]
-_MARK = Markup(
-    '<li><span class="name">{name}</span><span class="track">{lines}{band}'
-    '<i class="dot {kind}" style="left:{place:.2f}%"></i>'
-    '<span class="value" style="left:{end:.2f}%">{text} <small>{note}</small></span></span></li>'
-)
-_BAND = Markup('<i class="band c{}" style="left:{:.2f}%;width:{:.2f}%"></i>')
-_LINE = Markup('<i class="line" style="left:{:.2f}%"></i>')
-_MORE = Markup('<small class="more">, {}</small>')
-_BAR = Markup(
-    '<li><span class="name">{name}</span><span class="track">{band}'
-    '<i class="bar {kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
-    '<span class="value" style="left:{end:.2f}%">{text} <small>{note}</small></span></span></li>'
-)
+_Named = tuple[str, float, str]  # the side that a name stands on, its place, its words
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,6 @@ class Dot:
         return run_link(self.run_id, str(self.text)) if self.run_id else Markup(self.text)
 
 
-_NAMED = Markup('<span class="{}" style="left:{:.2f}%">{}</span>')
 _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
 _NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
@@ -132,36 +120,26 @@ def dots(
         place, steps, kind = _logarithmic(least, max(ends))
     else:
         place, steps, kind = _linear(low, top, ticks)
-    parts = Markup("").join(_group(group, place) for group in given)
-    numbers = Markup("").join(
-        Markup('<span style="left:{:.2f}%">{}</span>').format(
-            place(step), f"{step:,.4g}" if top < 1000 else f"{step:,.0f}"
-        )
-        for step in steps
-    )
-    axis = Markup(
-        '<div class="axis"><span class="name">{}</span><span class="track">{}</span></div>'
-    )
-    return Markup('<div class="sb-dots">{}{}</div>').format(
-        parts, axis.format(unit + kind, numbers)
-    )
+    numbers = ((place(at), f"{at:,.4g}" if top < 1000 else f"{at:,.0f}") for at in steps)
+    return part("dots", [_group(group, place) for group in given], unit + kind, [*numbers])
 
 
-def _group(group: Group, place: _Place) -> Markup:
+def _group(group: Group, place: _Place) -> tuple[str, list[_Named], list[Markup]]:
+    """Return the heading of a group, the names of the lines drawn, and its rows."""
     heading, marks, lines = group
     held = [mark.target for mark in marks]
     # a line ends at the last row that is held against it, so that it crosses no other
     ends = {
         name: max((i for i, one in enumerate(held) if one == name), default=-1) for name in lines
     }
-    rows = Markup("").join(
+    rows = [
         _mark(mark, place, [at for name, at in lines.items() if i <= ends[name] or not any(held)])
         for i, mark in enumerate(marks)
-    )
-    return _headed(heading, _line_names(heading, lines, place), rows)
+    ]
+    return heading, _line_names(heading, lines, place), rows
 
 
-def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> Markup:
+def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> list[_Named]:
     """Return the name of each line next to it: the last to the right, any before it to the left.
 
     Where that covers the heading or leaves the track, all stand together at the last line.
@@ -170,7 +148,7 @@ def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> Mark
         (place(at), f"{name} {at:,.0f}") for name, at in sorted(lines.items(), key=lambda i: i[1])
     ]
     if not named:
-        return Markup("")
+        return []
     *others, (last, text) = named
     reach = 100 * max(0, len(heading) - _NAME_CHARACTERS) / _TRACK_CHARACTERS
     fits = last + _share(text) <= _MOST_PERCENT
@@ -178,8 +156,7 @@ def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> Mark
         others, text = [], " · ".join(words for _, words in named)
         fits = last + _share(text) <= _MOST_PERCENT
     side = "after" if fits else "before"
-    places = [*(("before", at, words) for at, words in others), (side, last, text)]
-    return join((_NAMED.format(*one) for one in places), "")
+    return [*(("before", at, words) for at, words in others), (side, last, text)]
 
 
 def _share(text: str) -> float:
@@ -187,24 +164,22 @@ def _share(text: str) -> float:
     return 100 * len(text) / _TRACK_CHARACTERS
 
 
-def _headed(heading: str, said: Markup, rows: Markup) -> Markup:
-    """Return a group's rows below its heading, which holds the names of the lines drawn."""
-    head = Markup('<p class="head"><b class="name">{}</b><span class="track">{}</span></p>')
-    return (head.format(heading, said) if heading else Markup("")) + Markup("<ol>{}</ol>").format(
-        rows
-    )
-
-
 def _mark(mark: Dot, place: _Place, lines: Sequence[float]) -> Markup:
-    drawn = join((_LINE.format(place(at)) for at in lines), "")
-    band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
+    end = max(place(mark.value), place(mark.high or mark.value))
     note, left = _fitting(mark, end)
-    options = [part for part in note.split(" · ") if part and "%" not in part]
-    more = _MORE.format(join(options)) if options else ""  # a phone shows no notes
-    return _MARK.format(
-        name=join([mark.name, *left]) + more, lines=drawn, band=band, kind=mark.kind,
-        place=place(mark.value), end=end, text=mark.words, note=note,
+    options = join([one for one in note.split(" · ") if one and "%" not in one])
+    return _row(
+        mark, place, shape="dot", left=place(mark.value), end=end, lines=[*map(place, lines)],
+        name=join([mark.name, *left]), more=options, note=note,  # a phone shows no notes
     )  # fmt: skip
+
+
+def _row(mark: Dot, place: _Place, **track: Any) -> Markup:
+    """Return a row with its interval; ``track`` is where the mark and its text stand."""
+    known = {"name": mark.name, "kind": mark.kind, "text": mark.words, "note": mark.note}
+    ends = None if mark.low is None or mark.high is None else (place(mark.low), place(mark.high))
+    band = ends and (ends[0], ends[1] - ends[0])
+    return part("row", band=band, tint=mark.colour % len(PALETTE["light"]), **(known | track))
 
 
 def _fitting(mark: Dot, end: float) -> tuple[str, list[str]]:
@@ -220,13 +195,6 @@ def _fitting(mark: Dot, end: float) -> tuple[str, list[str]]:
         else:
             left.insert(0, parts.pop())
     return " · ".join(parts), left
-
-
-def _band(mark: Dot, place: _Place) -> Markup:
-    if mark.low is None or mark.high is None:
-        return Markup("")
-    tint = mark.colour % len(PALETTE["light"])
-    return _BAND.format(tint, place(mark.low), place(mark.high) - place(mark.low))
 
 
 def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[str, int]) -> Markup:
@@ -263,17 +231,13 @@ def bars(rows: Iterable[Dot], unit: str) -> Markup:
     def place(value: float) -> float:
         return 54 * (value - low) / width  # the rest is for the text of the longest
 
-    drawn = Markup("").join(
-        _BAR.format(
-            name=mark.name, kind=mark.kind, left=place(min(0.0, mark.value)),
-            width=max(0.6, place(abs(mark.value)) - place(0.0)),
-            band=_band(mark, place),
-            end=max(place(0.0), place(mark.value), place(mark.high or 0.0)),
-            text=mark.words, note=mark.note,
-        )
-        for mark in marks
-    )  # fmt: skip
-    return Markup('<ol class="sb-bars">{}</ol><p class="sb-unit">{}</p>').format(drawn, unit)
+    def row(mark: Dot) -> Markup:
+        end = max(place(0.0), place(mark.value), place(mark.high or 0.0))
+        wide = max(0.6, place(abs(mark.value)) - place(0.0))
+        left = place(min(0.0, mark.value))
+        return _row(mark, place, shape="bar", left=left, width=wide, end=end)
+
+    return part("bars", [*map(row, marks)], unit)
 
 
 def cells(
@@ -286,43 +250,23 @@ def cells(
     ``words`` name the rows and the columns. A share of None is a place that gave no value, such as
     one that ran out of memory.
     """
-    names = list(dict.fromkeys(row for row, _ in values))
     columns = sorted({column for _, column in values}, key=lambda text: (len(text), text))
-    head = Markup("").join(Markup('<th scope="col">{}</th>').format(name) for name in columns)
-    body = Markup("").join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-            name, Markup("").join(_cell(values.get((name, column))) for column in columns)
-        )
-        for name in names
-    )
-    return Markup(
-        '<table class="sb-cells" data-quarto-disable-processing="true"><thead><tr>'
-        '<th scope="row">{}</th>{}</tr></thead><tbody>{}</tbody></table>'
-        '<p class="sb-unit">{} by {}</p>'
-    ).format(words[1], head, body, unit, words[0])
+    rows = [
+        (row, [_cell(values.get((row, column))) for column in columns])
+        for row in dict.fromkeys(row for row, _ in values)
+    ]
+    return part("cells", rows, columns, words, unit)
 
 
-def _cell(value: tuple[float | None, str] | None) -> Markup:
-    if value is None:
-        return Markup("<td></td>")
-    share, text = value
-    if share is None:
-        return Markup('<td class="out">{}</td>').format(text)
-    weight = round(MOST_TINT * max(0.0, min(1.0, share)))
-    return Markup('<td class="heat" style="--w:{}%">{}</td>').format(weight, text)
+def _cell(value: tuple[float | None, str] | None) -> tuple[int | None, str] | None:
+    """Return how much of the hue a place has, in percent, and its text."""
+    if value is None or value[0] is None:
+        return value and (None, value[1])
+    return round(MOST_TINT * max(0.0, min(1.0, value[0]))), value[1]
 
 
 def timeline(parts: Sequence[tuple[str, float]]) -> Markup:
     """Return the parts of a time in seconds, one after the other, each named with its length."""
     whole = sum(seconds for _, seconds in parts) or 1.0
-    drawn = Markup("").join(
-        Markup('<i class="bar c{}" style="width:{:.2f}%"></i>').format(i, 100 * seconds / whole)
-        for i, (_, seconds) in enumerate(parts)
-    )
-    named = Markup("").join(
-        Markup('<li><i class="bar c{}"></i>{} {:.3g}\N{NO-BREAK SPACE}s</li>').format(
-            i, name, seconds
-        )
-        for i, (name, seconds) in enumerate(parts)
-    )
-    return Markup('<div class="sb-time"><div>{}</div><ul>{}</ul></div>').format(drawn, named)
+    named = [(name, f"{time:.3g}\N{NO-BREAK SPACE}s", 100 * time / whole) for name, time in parts]
+    return part("timeline", named)

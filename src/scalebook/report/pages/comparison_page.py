@@ -19,7 +19,7 @@ from scalebook.report.base.comparisons import (
     sides,
 )
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import RAN, Column, Row, noted, table, text, verdict_column
+from scalebook.report.base.html_tables import RAN, Column, Row, ranged, table, text, verdict_column
 from scalebook.report.base.markup import (
     Markup,
     bullets,
@@ -60,6 +60,7 @@ FIXED = tuple(n for n in named("where it differs", "off default") if n not in SW
 # Of what differs here nobody knows what a switch is worth. Whether Transformer Engine is installed
 # decides whose layers run where that was left open.
 STOOD_ON = ("accelerator", *VERSIONS)
+CHANGE = ranged("change", change)
 IN_HEAD = ("work", "side")  # what every name begins with
 
 
@@ -330,20 +331,12 @@ def switches(found: Sequence[Ablation]) -> Markup:
     ]
     columns = (
         *(text("name", "Option"), text("value", "Optimised"), text("other", "Changed to")),
-        Column("change", "Worth", _change, hint="optimised over changed, with its 95 % interval"),
+        Column("change", "Worth", CHANGE, hint="optimised over changed, with its 95 % interval"),
         text("word", "Verdict", hint="on the optimised value"),
         text("what", "What ran", wide=True),
         text("run_id", "Run with the change", show=run_link),
     )
     return table(rows, columns, "switches")
-
-
-def _change(row: Row) -> Markup | str:
-    """Return a difference with its interval below it, if it has one."""
-    if row["change_low"] is None:
-        return change(row["change"])
-    ends = f"{change(row['change_low'])} to {change(row['change_high'])}"
-    return noted(change(row["change"]), ends)
 
 
 COMMIT_DIGITS = 12
@@ -443,7 +436,7 @@ def against_best(data: ReportData) -> Markup:
     columns = (
         Column("run_id", "Run", lambda row: run_links(row["runs"]), numeric=False),
         RAN,
-        Column("change", "Change", _change, hint="rate over that of the fastest, less 1"),
+        Column("change", "Change", CHANGE, hint="rate over that of the fastest, less 1"),
         verdict_column("word", "Verdict", hint="on the configuration, against the fastest"),
         text("best", "Fastest", show=run_links),
         text("best_name", "Its configuration"),

@@ -23,6 +23,7 @@ from scalebook.report.base.html_tables import (
     Column,
     Row,
     plain,
+    ranged,
     share,
     table,
     text,
@@ -33,6 +34,7 @@ from scalebook.report.base.markup import (
     by_cause,
     join,
     paragraphs,
+    part,
     run_link,
     run_links,
     script_json,
@@ -196,53 +198,17 @@ def calculator(data: ReportData, stated: Stated) -> Markup:
             for one in ANSWERS
         ],
     }
-    body = Markup("").join(_answer(item) for item in found)
-    head = Markup("").join(
-        Markup('<th scope="col" data-key="{0}">{0}</th>').format(name)
-        for name in ("Answer", "Value", "Unit", "Formula", "Why not")
-    )
-    return Markup(
-        '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
-        '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
-        '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
-        '<tbody aria-live="polite">{}</tbody></table></div></div>'
-        '<script type="application/json">{}</script></div>'
-    ).format(
-        _menu("Run", "", runs, first=True),
-        _menu("Second platform (break-even)", "other_", runs, first=False),
-        Markup("").join(_field(name, first) for name in LABELS),
-        head,
-        body,
-        script_json(payload),
-    )
+    named = [f"{row['group']}, {row['name']}" for row in runs]
+    menus = (("Run", "", named), ("Second platform (break-even)", "other_", named))
+    values = {name: written(value) for name, value in first.stated().items()}
+    fields = [(name, label, values.get(name, "")) for name, label in LABELS.items()]
+    return part("calculator", menus, fields, [*map(_answer, found)], script_json(payload))
 
 
 def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float, float]]:
     """Return every input that is known of a job like this run: its ends and its estimate."""
     known = inputs_of(row, stated).stated()
     return {name: (value.low, value.high, value.middle) for name, value in known.items()}
-
-
-def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Markup:
-    options = [] if first else [Markup('<option value="">none</option>')]
-    options += [
-        Markup('<option value="{}">{}, {}</option>').format(place, row["group"], row["name"])
-        for place, row in enumerate(runs)
-    ]
-    # a phone cuts the chosen option off: there it stands below its menu in full
-    template = (
-        '<label class="wide">{}<select data-before="{}">{}</select>'
-        '<span class="chosen">{}</span></label>'
-    )
-    return Markup(template).format(
-        label, before, Markup("").join(options), options[0].striptags() if first else ""
-    )
-
-
-def _field(name: str, first: Inputs) -> Markup:
-    value = first.stated().get(name)
-    template = '<label>{}<input type="text" data-input="{}" value="{}"></label>'
-    return Markup(template).format(LABELS[name], name, written(value) if value else "")
 
 
 def written(value: Interval) -> str:
@@ -253,20 +219,14 @@ def written(value: Interval) -> str:
     return low if value.exact else f"{low}..{high}"
 
 
-def _answer(item: Answer) -> Markup:
-    template = (
-        '<tr data-answer="{0}"><td data-value="{0}">{1}</td><td class="num" data-value="{2}">{2}'
-        '</td><td data-value="{3}">{3}</td><td class="wide" data-value="{4}"><code>{4}</code></td>'
-        '<td class="wide" data-value="{5}">{5}</td></tr>'
-    )
+def _answer(item: Answer) -> tuple[str, ...]:
+    """Return an answer: its name, in words, value, unit, formula, and what it still needs."""
     words = setting_words(item.name).replace("dollar", "unit of currency")
     signs = item.formula.replace(" x ", " × ").replace(" / ", " ÷ ")
     formula = re.sub("[a-z_]+", lambda found: setting_words(found[0]), signs)
     needs = f"needs: {'; '.join(map(_label, item.missing))}" if item.missing else ""
-    return Markup(template).format(
-        item.name, re.sub("^cost (?!per)", "cost, ", words), shown(item.value), item.unit,
-        formula, needs,
-    )  # fmt: skip
+    title = re.sub("^cost (?!per)", "cost, ", words)
+    return item.name, title, shown(item.value), item.unit, formula, needs
 
 
 def _label(name: str) -> str:
@@ -287,18 +247,13 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Markup:
     """Return at which price the two sides of each pair cost the same per token."""
     columns = (
         *(COMPARED, text("kind", "Kind")),
-        Column("factor", "Second may cost", _factor, "times the first"),
+        Column("factor", "Second may cost", ranged("factor", comparisons.three), "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
         text("reason", "Why not", wide=True),
     )
     none = "No two platforms did the same work, so there is no break-even price."
     return table(_break_even(found, stated), columns, "break-even", empty=none)
-
-
-def _factor(row: Row) -> Markup | str:
-    factor = row["factor"]
-    return comparisons.ratio_cell(factor.middle, factor.low, factor.high)
 
 
 def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
@@ -312,7 +267,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         yield {
             **comparisons.named(pair),
             "source": pair.source,
-            "factor": factor,
+            **{"factor": factor.middle, "factor_low": factor.low, "factor_high": factor.high},
             "price": price,
             "even": replace(price * factor, estimate=price.middle / verdict.ratio)
             if price

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import polars as pl
 
@@ -27,8 +26,9 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import sentence as sentence_of_changes
 from scalebook.report.base.comparisons import Pair, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Markup, join, paragraphs, run_link, short_id
+from scalebook.report.base.markup import Markup, join, paragraphs, part, run_link, short_id
 from scalebook.report.base.naming import (
+    Row,
     apart,
     brief,
     devices,
@@ -51,7 +51,6 @@ from scalebook.report.pages.cost_page import rate_of
 from scalebook.report.pages.published_page import best_by_precision
 from scalebook.report.pages.studies import Study, colour, mark, studies
 
-Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_JUMPS, MOST_CARDS = 3, 2, 2, 10
@@ -140,16 +139,15 @@ def screen(data: ReportData) -> Markup:
         return paragraphs(*_nothing(data), *lost, *changed(data), style="sb-headline")
     asked = studies(data)
     whole = {row["run_id"] for row in front.chosen}
-    aside = Markup("").join(
-        Markup('<h3>{}</h3><div data-answer="{}"><p>{}</p></div>').format(
-            title, key, join(sentences, Markup("</p><p>") if key == "next" else " ")
-        )
+    blocks = (
+        (key, title, join(sentences, Markup("</p><p>") if key == "next" else " "))
         for key, title, sentences in _aside(front)
     )
-    return Markup(
-        '<div class="sb-front">{}<div class="cols"><div>{}</div>'
-        '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-    ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
+    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(data)]
+    cards, foot = _cards(asked, whole), sections.foot(data)
+    left_out = len(asked) > max(1, len(cards))
+    more = f"All {len(asked)} studies, with their runs" if left_out else "Every study with its runs"
+    return part("front", _headlines(front), join(sub, " "), _plot(front), blocks, cards, more, foot)
 
 
 def _nothing(data: ReportData) -> Iterator[Markup | str]:
@@ -167,19 +165,12 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
             )
 
 
-def _heading(front: Front) -> Markup:
+def _headlines(front: Front) -> list[Markup]:
+    """Return the headline of each model that many runs are about."""
     runs = front.runs_of_models
     least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
     named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
-    shown = named[:MOST_HEADLINES]
-    titles = Markup("").join(
-        Markup('<p class="{}" data-answer="fastest">{}</p>').format(
-            "sb-headline" if place == 0 else "sb-headline second", _sentence(ones)
-        )
-        for place, ones in enumerate(shown)
-    )
-    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(front.data)]
-    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(join(sub, " "))
+    return [*map(_sentence, named[:MOST_HEADLINES])]
 
 
 def changed(data: ReportData) -> Iterator[Markup]:
@@ -301,7 +292,7 @@ def _jumps(front: Front) -> Iterator[Markup]:
     each = [
         Markup("{} {} at step {} ({} to {}, then {})").format(
             platform_title(side_name(one.row)), precision_title(one.row["precision"]),
-            jump.step, *map(number, (jump.before, jump.after, jump.last)),
+            jump["step"], *(number(jump[name]) for name in sections.JUMP_LOSSES),
         )
         for one in shown
         if (jump := jumps.get(one.row["run_id"]))
@@ -581,8 +572,8 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     return drawn
 
 
-def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
-    """Return cards of studies that have an answer, the kinds that a buyer asks for first.
+def _cards(asked: Sequence[Study], whole: set[str]) -> list[tuple[int, Study]]:
+    """Return a card per study that has an answer, with its place, what a buyer asks for first.
 
     Of a kind, the study with the most runs of whole models comes first; the others of that kind
     follow after one of each.
@@ -594,19 +585,4 @@ def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
         kind = item[1].kind
         ranked.append((turns[kind], CARDS.index(kind), item))
         turns[kind] += 1
-    known = [item for *_, item in sorted(ranked, key=lambda one: one[:2])]
-    card = Markup(
-        '<article class="sb-card" data-answer="{}"><small>{}</small>'
-        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
-    )
-    cards = Markup("").join(
-        card.format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, one.chart)
-        for place, one in known[:MOST_CARDS]
-    )
-    rest = len(asked) - min(len(known), MOST_CARDS)
-    more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
-        f"All {len(asked)} studies, with their runs"
-        if rest and len(asked) > 1
-        else "Every study with its runs"
-    )
-    return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
+    return [item for *_, item in sorted(ranked, key=lambda one: one[:2])][:MOST_CARDS]

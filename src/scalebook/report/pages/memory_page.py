@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from scalebook.report.base.markup import (
     run_links,
 )
 from scalebook.report.base.naming import (
+    Row,
     group_name,
     model_title,
     platform_title,
@@ -34,8 +35,6 @@ from scalebook.report.base.quantities import NONE, count, number, percent, quant
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import memory_charts as charts
 from scalebook.report.charts.memory_charts import KINDS, feasibility_map
-
-Row = Mapping[str, Any]
 
 
 def predicted(data: ReportData) -> Iterator[Row]:

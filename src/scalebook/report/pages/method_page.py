@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, cast
@@ -28,6 +28,7 @@ from scalebook.report.base.markup import (
     join,
     opened,
     paragraphs,
+    part,
     run_link,
     run_links,
     unreadable,
@@ -38,49 +39,17 @@ from scalebook.report.base.quantities import NONE, count
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 
 
-# MathML, which browsers draw without any script; T, n, F, R, P are explained next to them.
-FORMULAS = {
-    "throughput": (
-        "<mrow><mi>T</mi><mo>=</mo><mfrac>"
-        "<mrow><munder><mo>∑</mo><mi>i</mi></munder><msub><mi>tokens</mi><mi>i</mi></msub></mrow>"
-        "<mrow><munder><mo>∑</mo><mi>i</mi></munder>"
-        "<msub><mi>step_seconds</mi><mi>i</mi></msub></mrow></mfrac></mrow>"
-    ),
-    "rate": (
-        "<mrow><mi>R</mi><mo>=</mo><mfrac><mrow><mi>T</mi><mi>F</mi></mrow>"
-        "<mrow><mi>n</mi><mo>·</mo><msup><mn>10</mn><mn>12</mn></msup></mrow></mfrac></mrow>"
-    ),
-    "mfu": ("<mrow><mtext>MFU</mtext><mo>=</mo><mfrac><mi>R</mi><mi>P</mi></mfrac></mrow>"),
-    "flops": (
-        "<mrow><mi>F</mi><mo>=</mo><mi>L</mi><mo>(</mo><mrow><mn>6</mn><mi>h</mi><mo>(</mo><mi>k</mi>"
-        "<mi>f</mi><mo>+</mo><mi>q</mi><mo>+</mo><mn>2</mn><mi>v</mi><mo>+</mo><mi>q</mi><mo>)</mo>"
-        "<mo>+</mo><mn>6</mn><mi>q</mi><mi>s</mi></mrow><mo>)</mo><mo>+</mo><mn>6</mn><mi>h</mi>"
-        "<mi>V</mi></mrow>"
-    ),
-    "efficiency": (
-        "<mrow><mtext>efficiency</mtext><mo>=</mo><mfrac>"
-        "<mrow><msub><mi>T</mi><mi>n</mi></msub><mo>/</mo><mi>n</mi></mrow>"
-        "<mrow><msub><mi>T</mi><mi>b</mi></msub><mo>/</mo><mi>b</mi></mrow></mfrac></mrow>"
-    ),
-}
-
-
 def formula(name: str) -> Markup:
     """Return a formula in the middle of a line of its own."""
-    template = '<div class="formula"><math display="block">{}</math></div>'
-    return Markup(template.format(FORMULAS[name]))
+    return part("formula", name)
 
 
 def conventions(data: ReportData) -> Markup:
     """Return what each FLOPs convention counts, the default first."""
-    used = set(_used(data))
+    used = set(data.runs.drop_nulls("model_tflops_per_second_per_gpu")["flops_convention"])
     ordered = sorted(CONVENTIONS.items(), key=lambda item: item[0] != DEFAULT_CONVENTION)
-    row = Markup("<dt><code>{}</code>{}</dt><dd>{}.</dd>")
-    terms = Markup("").join(
-        row.format(name, " (used in this report)" * (name in used), typed(words))
-        for name, words in ordered
-    )
-    return Markup('<dl class="terms">{}</dl>').format(terms)
+    terms = [(name, name in used, typed(words)) for name, words in ordered]
+    return part("conventions", terms)
 
 
 def peaks(data: ReportData) -> Markup:
@@ -117,18 +86,6 @@ def windows(data: ReportData) -> Markup:
         runs, have = count(short.height, "run"), "has" if short.height == 1 else "have"
         sentences.append(Markup(words).format(runs, have, run_links(short["run_id"])))
     return paragraphs(*([join(sentences, " ")] if sentences else []))
-
-
-def _used(data: ReportData) -> Iterable[str]:
-    rated = data.runs.drop_nulls("model_tflops_per_second_per_gpu")
-    return rated["flops_convention"].unique(maintain_order=True)
-
-
-def used_conventions(data: ReportData) -> Markup:
-    """Return which convention the rates of this report follow."""
-    known = [code(name) for name in _used(data)]
-    sentence = Markup("<p>Rates of this report follow {}.</p>").format(join(known))
-    return sentence if known else Markup("")
 
 
 MOST_ROWS = 500
@@ -291,8 +248,8 @@ def _values(group: list[RunRecord], name: str) -> str:
     counts: Counter[str] = Counter()
     for one in group:
         value: Any = one.environment
-        for part in name.split("."):
-            value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+        for key in name.split("."):
+            value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
         counts["none" if value is None else _short(str(value))] += 1
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{words} ({count(many, 'run')})" for words, many in ranked)

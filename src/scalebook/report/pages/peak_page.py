@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
@@ -13,16 +12,12 @@ from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData, capacity
 from scalebook.report.base.markup import Markup, bullets, run_links
-from scalebook.report.base.naming import model_title, platform_title, precision_title
+from scalebook.report.base.naming import Row, precision_title
 from scalebook.report.base.quantities import count, percent, quantity, times
 from scalebook.report.base.sections import unranked
-from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
+from scalebook.report.base.versus import Configuration, configurations, named, rate
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-
-Row = Mapping[str, Any]
-# Groups of one model under the same work compare across platforms.
-_WORK = ("model", "precision", "sequence_length", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +159,14 @@ def _day(column: str) -> Callable[[Row], str]:
 
 
 def findings(data: ReportData) -> Markup:
-    """Return the best of each group, what it could do in a day, and the platforms compared."""
+    """Return the best of each group and what it could do in a day."""
     runs = _by_use(best(data), data)
     if runs.is_empty():
         none = Markup("No run has a throughput that can be ranked, so there is no peak.")
         return bullets([none, *_left_out(data)])
     every = field(data)
     ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
-    return bullets(
-        [*map(_peak, ranked.values()), *_platforms(list(ranked.values())), *_left_out(data)]
-    )
+    return bullets([*map(_peak, ranked.values()), *_left_out(data)])
 
 
 def _peak(ranked: Sequence[Configuration]) -> Markup:
@@ -200,38 +193,6 @@ def _peak(ranked: Sequence[Configuration]) -> Markup:
     words = ". That is {2} the rate of the slowest of its {0}, {1}."
     many = count(len(ranked), "configuration")
     return told + Markup(words).format(many, named(ranked[-1]), times(one.rate / ranked[-1].rate))
-
-
-def _platforms(groups: Sequence[Sequence[Configuration]]) -> Iterator[Markup]:
-    """Yield the platforms of one model under the same work, each at its best."""
-    works: dict[tuple[Any, ...], dict[str, Configuration]] = {}
-    for ranked in groups:
-        row = ranked[0].row
-        same = works.setdefault(tuple(row[name] for name in (*_WORK, "packed_documents")), {})
-        same.setdefault(row["platform"], ranked[0])
-    for same in works.values():
-        first, *others = same.values()
-        for other in others:
-            yield _over(first, other)
-
-
-def _over(first: Configuration, other: Configuration) -> Markup:
-    """Return how much faster one platform is than another, and whether that is sure."""
-    verdict = verdict_on(first, other)
-    length = first.row["sequence_length"]
-    words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
-    sides = (
-        (platform_title(one.row["platform"]), run_links(row["run_id"] for row in one.runs))
-        for one in (first, other)
-    )
-    return Markup(words).format(
-        model_title(first.row["model"]),
-        precision_title(first.row["precision"]) or "unknown precision",
-        "unknown" if length is None else f"{length:,}",
-        *(part for side in sides for part in side),
-        times(first.rate / other.rate),
-        verdict.word if verdict is not None else "no interval, so no verdict",
-    )
 
 
 def _left_out(data: ReportData) -> Iterator[Markup]:

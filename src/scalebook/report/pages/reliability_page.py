@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from scalebook.measure.reliability import (
 )
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import Column
+from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import (
     Markup,
     bullets,
@@ -32,16 +32,7 @@ from scalebook.report.base.quantities import count, duration, number, percent, q
 from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
 
-Row = Mapping[str, Any]
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class DrilledRun:
-    """A drill and the row of its run."""
-
-    run: Row
-    drill: DrillRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class Reliability:
     """Everything that the page shows besides the statuses, and lines that could not be read."""
 
     saved: tuple[Row, ...]  # of a run with checkpoints: its row of the report and their figures
-    drills: tuple[DrilledRun, ...]
+    drills: tuple[tuple[Row, DrillRecord], ...]  # each with its run
     problems: tuple[str, ...]
 
 
@@ -58,7 +49,7 @@ def reliability(data: ReportData) -> Reliability:
     places = {path.name: path for path in store.run_directories(data.folder)}
     times = _times(data.steps)
     saved: list[Row] = []
-    drills: list[DrilledRun] = []
+    drills: list[tuple[Row, DrillRecord]] = []
     problems: list[str] = []
     for run in data.runs.iter_rows(named=True):
         path = places.get(run["run_id"])
@@ -70,7 +61,7 @@ def reliability(data: ReportData) -> Reliability:
             saved.append(_saved(run, entries, times.get(run["run_id"], [None] * 3)))
         drill = read_drill(path)
         if drill is not None:
-            drills.append(DrilledRun(run, drill))
+            drills.append((run, drill))
     return Reliability(tuple(saved), tuple(drills), tuple(problems))
 
 
@@ -270,20 +261,19 @@ def findings(found: Reliability) -> Markup:
         "lets torchrun start all processes again, and measures how long it takes until "
         "training continues from the last checkpoint, and whether the losses are the same."
     )
-    return bullets(map(_sentence, found.drills), empty=none)
+    return bullets((_sentence(*one) for one in found.drills), empty=none)
 
 
-def _sentence(item: DrilledRun) -> Markup:
-    drill = item.drill
+def _sentence(run: Row, drill: DrillRecord) -> Markup:
     when = "while a checkpoint was saved" if drill.kill_during == "save" else "between two saves"
     verdict = "Recovered" if drill.passed else "Not recovered as expected"
     words = Markup("<strong>{}</strong> on {}: rank {} of {} ({}) died after step {}, {}. {} {}")
     return words.format(
         verdict,
-        platform_title(item.run["platform"]),
+        platform_title(run["platform"]),
         drill.kill_rank,
-        model_title(item.run["model"]),
-        run_link(item.run["run_id"]),
+        model_title(run["model"]),
+        run_link(run["run_id"]),
         drill.last_step,
         when,
         _return(drill),
@@ -331,16 +321,16 @@ def _losses(drill: DrillRecord) -> str:
 
 def chart(found: Reliability) -> Figure | None:
     """Return the time line of each drill; None where there is none."""
-    rows = [part for item in found.drills for part in _parts(item)]
+    rows = [part for one in found.drills for part in _parts(*one)]
     return charts.timeline(rows)
 
 
-def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
+def _parts(run: Row, drill: DrillRecord) -> Iterator[dict[str, Any]]:
     """Yield the parts of a recovery, each after the last; up to the first that is not known."""
     begins = 0.0
-    kept = {"label": item.run["label"], **{key: item.run[key] for key in ("run_id", "source")}}
+    kept = {key: run[key] for key in ("label", "run_id", "source")}
     for place, (part, name) in enumerate(zip(charts.PARTS, PART_FIELDS, strict=True)):
-        seconds: float | None = getattr(item.drill, name)
+        seconds: float | None = getattr(drill, name)
         if seconds is None:
             return
         ends = begins + seconds
@@ -363,14 +353,14 @@ def table(found: Reliability) -> Markup:
         tables.time("regained_seconds", "Regained", "kill to the first new step"),
         Column("largest_loss_difference", "Loss differs", _difference, hint="largest, relative"),
     )
-    return tables.table(map(_row, found.drills), columns, "drills")
+    verdicts = {True: "recovered", False: "not as expected"}
+    rows = (
+        {**run, **drill.model_dump(), "verdict": verdicts[drill.passed]}
+        for run, drill in found.drills
+    )
+    return tables.table(rows, columns, "drills")
 
 
-def _row(item: DrilledRun) -> dict[str, Any]:
-    verdict = "recovered" if item.drill.passed else "not as expected"
-    return {**item.run, **item.drill.model_dump(), "verdict": verdict}
-
-
-def _difference(row: tables.Row) -> str:
+def _difference(row: Row) -> str:
     difference = row["largest_loss_difference"]
     return "identical" if difference == 0 else percent(difference)

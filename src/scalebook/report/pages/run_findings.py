@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import polars as pl
 
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
     Markup,
     bullets,
@@ -20,21 +19,16 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import sentence
+from scalebook.report.base.naming import Row, sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, times
 from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
 from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 
-Row = Mapping[str, Any]
-Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
-SHORT = 7  # digits of a commit
 
-
-def group_findings(runs: pl.DataFrame, commits: Commits) -> Iterator[Markup]:
+def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield the winner of one group of comparable runs, and how far the others are behind.
 
-    The repeats of a configuration count as one, with the rate of them all. ``commits`` are those of
-    the whole report, in the order in which its runs started.
+    The repeats of a configuration count as one, with the rate of them all.
     """
     ranked = configurations(runs.drop_nulls("rate").iter_rows(named=True))
     group = Markup("<strong>{}</strong>").format(runs["group"][0])
@@ -59,7 +53,6 @@ def group_findings(runs: pl.DataFrame, commits: Commits) -> Iterator[Markup]:
         second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
-    yield from _made_by((best, others[-1]), commits)
     yield from _largest_total(ranked, best)
 
 
@@ -79,27 +72,6 @@ def _spread(role: str, best: Configuration, worst: Configuration) -> Markup:
     return Markup("{}, {}, reached {}: a spread of {}.").format(
         role, named(worst), rate(worst), times(best.rate / worst.rate)
     )
-
-
-def _made_by(ends: tuple[Configuration, Configuration], commits: Commits) -> Iterator[Markup]:
-    """Yield which commits of Scalebook a spread is of, where they are several or none is newest."""
-    fast, slow = (
-        {commits[row["run_id"]] for row in one.runs if row["run_id"] in commits} for one in ends
-    )
-    if not fast or not slow:
-        return
-    if fast != slow:
-        words = "The two ran at different commits of Scalebook ({} and {})."
-        yield Markup(words).format(_short(fast), _short(slow))
-        return
-    newest = list(commits.values())[-1]
-    if newest not in fast:
-        words = "Both ran at an older commit of Scalebook ({}) than the newest runs here ({})."
-        yield Markup(words).format(_short(fast), newest[:SHORT])
-
-
-def _short(commits: Iterable[str]) -> Markup:
-    return join(sorted(commit[:SHORT] for commit in commits))
 
 
 def _largest_total(ranked: list[Configuration], best: Configuration) -> Iterator[Markup]:
@@ -151,25 +123,12 @@ def behind(data: ReportData) -> Markup:
     return Markup("<h2>Behind these answers</h2>") + shown + paragraphs(Markup(links))
 
 
-def winners(data: ReportData) -> Iterator[Markup]:
-    """Yield an item per group of comparable runs."""
-    commits = _commits(data)
-    for _, runs in data.ranked.group_by("group", maintain_order=True):
-        yield join(group_findings(runs, commits), " ")
-
-
 def throughput(data: ReportData) -> Markup:
     """Return the winner of each group, runs that did not learn, and those not compared."""
-    none = "No run completed with a throughput."
-    said = (*rising_losses(data.completed), *winners(data), *unranked(data))
-    return bullets(said, empty=none)
-
-
-def _commits(data: ReportData) -> dict[str, str]:
-    """Return the commit of Scalebook that each run is of, where known, as the runs started."""
-    started = sorted(records(data).values(), key=lambda record: record.started_at or "")
-    known = ((record.run_id, record.environment.get("git_commit")) for record in started)
-    return {run_id: commit for run_id, commit in known if isinstance(commit, str) and commit}
+    groups = data.ranked.group_by("group", maintain_order=True)
+    winners = (join(group_findings(runs), " ") for _, runs in groups)
+    said = (*rising_losses(data.completed), *winners, *unranked(data))
+    return bullets(said, empty="No run completed with a throughput.")
 
 
 def warnings(data: ReportData) -> Markup:

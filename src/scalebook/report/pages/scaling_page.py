@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from scalebook.measure.scaling import Projection, ScalingPoint, project
 from scalebook.measure.scaling import table as measured_scaling
 from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.html_tables import plain, share, text
+from scalebook.report.base.html_tables import Column, Row, plain, share, text
 from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Markup, bullets, join, opened, run_links
 from scalebook.report.base.naming import units
@@ -27,7 +27,6 @@ from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.scaling_charts import fitted
 from scalebook.settings import names
 
-Row = Mapping[str, Any]
 # What must agree, beside the group, for runs to differ in size alone.
 _SIZE = ("world_size", "nodes", "global_batch_size")
 _LAYOUT = (*(name for name in names("layout") if name not in _SIZE), "recompute")
@@ -262,10 +261,18 @@ def charts(found: Sequence[ScalingSeries], field: str) -> Figures | None:
 
 
 def table(found: Sequence[ScalingSeries]) -> Markup:
-    """Return speed-up and efficiency of every run of every series."""
-    return tables.scaling(
-        {**row, "series": one.group} for one in found for row in one.points.to_dicts()
+    """Return speed-up and efficiency of every run of every series, the base marked."""
+    efficiency = tables.ranged("scaling_efficiency", percent, "efficiency_low", "efficiency_high")
+    columns = (
+        text("series", "Series", show=tables.narrow),
+        *(tables.RUN, tables.SPLIT, tables.WORLD, tables.TOKENS),
+        Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
+        Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
+        Column("scaling_efficiency", "Efficiency", efficiency, hint="with its 95 % interval"),
+        text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
+    rows = ({**row, "series": one.group} for one in found for row in one.points.to_dicts())
+    return html_table(rows, columns, "scaling")
 
 
 def projected_efficiency(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
@@ -19,23 +19,26 @@ from scalebook.identity import VERSIONS
 from scalebook.measure.economics import ANSWERS, Inputs, answer
 from scalebook.measure.intervals import Interval
 from scalebook.report.base.comparisons import (
+    BEST,
     DIVISIONS,
     MATCHED,
     Division,
+    Kind,
     Pair,
     Sided,
     basis_rows,
     divided,
     pairs,
     ratio,
-    ratio_cell,
+    three,
     work,
 )
-from scalebook.report.base.html_tables import Column, Row, noted, table, text
+from scalebook.report.base.html_tables import Column, Row, noted, ranged, table, text
 from scalebook.report.base.markup import (
     Markup,
     join,
     paragraphs,
+    part,
     run_link,
     run_links,
     script_json,
@@ -77,15 +80,9 @@ class TwoSides:
     b: Sided
     pairs: tuple[Pair, ...]
 
-    @property
-    def matched(self) -> tuple[Pair, ...]:
-        """The pairs of the same configuration on both sides."""
-        return tuple(one for one in self.pairs if one.kind == MATCHED)
-
-    @property
-    def best(self) -> tuple[Pair, ...]:
-        """The pairs of each side's fastest configuration for the same work."""
-        return tuple(one for one in self.pairs if one.kind == "best against best")
+    def of(self, kind: Kind) -> tuple[Pair, ...]:
+        """Return the pairs of the same configuration, or of each side's fastest for a work."""
+        return tuple(one for one in self.pairs if one.kind == kind)
 
 
 def panels(rows: Sequence[Row]) -> list[TwoSides]:
@@ -102,7 +99,7 @@ def panels(rows: Sequence[Row]) -> list[TwoSides]:
         least = sorted((len(one.runs) for one in every), reverse=True)[:MOST_SIDES]
         sides = [one for one in every if len(one.runs) >= least[-1]][:MOST_SIDES]
         of_it = [TwoSides(by, a, b, tuple(pairs(a, b))) for a, b in combinations(sides, 2)]
-        found += sorted(of_it, key=lambda one: (-len(one.matched), -len(one.pairs)))
+        found += sorted(of_it, key=lambda one: (-len(one.of(MATCHED)), -len(one.pairs)))
     return found
 
 
@@ -111,65 +108,35 @@ def chooser(rows: Sequence[Row], stated: Stated) -> Markup:
     found = panels(rows)
     if not found:
         return paragraphs("No two sides have runs that can be compared, so nothing can be chosen.")
-    body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
     product = next(one for one in ANSWERS if one.name == PER_PRICE)
     formula = {name: getattr(product, name) for name in ("constant", "over", "under")}
-    return Markup(
-        '<div class="sb-versus"><div class="sb-inputs" role="group" '
-        'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
-        "These two are one and the same: choose two different ones.</p>"
-        '<script type="application/json">{}</script></div>'
-    ).format(_menus(found), _prices(rows, stated), body, script_json(formula))
-
-
-def _menus(found: Sequence[TwoSides]) -> Markup:
-    """Return three menus; the script fills those of the two sides from the panels."""
     kinds = dict.fromkeys((one.by.key, one.by.title) for one in found)
-    options = (Markup('<option value="{}">{}</option>').format(*kind) for kind in kinds)
-    menus = (
-        ("by", "Compare two", Markup("").join(options)),
-        ("a", "First", ""),
-        ("b", "Second", ""),
+    panels_ = (
+        (one.by.key, one.a.name, one.b.name, _words(one, stated), _table(one, stated))
+        for one in found
     )
-    template = '<label>{1}<select data-choice="{0}">{2}</select></label>'
-    return Markup("").join(Markup(template).format(*menu) for menu in menus)
+    return part("chooser", kinds, _prices(rows, stated), panels_, script_json(formula))
 
 
-def _prices(rows: Sequence[Row], stated: Stated) -> Markup:
-    """Return a field for the price of each platform, as stated next to the runs."""
-    platforms = dict.fromkeys(row["platform"] for row in rows)
-    template = '<label>{}, {}<input type="text" data-price="{}" value="{}"></label>'
-    known = {one: stated.of(one, PRICE) for one in platforms if one != "cpu"}
-    return Markup("").join(
-        Markup(template).format(
-            LABELS[PRICE], platform_title(one), one, written(price) if price else ""
-        )
-        for one, price in known.items()
-    )
+def _prices(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, str, str]]:
+    """Yield a field for the price of each platform, as stated next to the runs."""
+    for one in dict.fromkeys(row["platform"] for row in rows):
+        if one != "cpu":
+            price = stated.of(one, PRICE)
+            yield f"{LABELS[PRICE]}, {platform_title(one)}", one, written(price) if price else ""
 
 
-def _panel(one: TwoSides, stated: Stated, *, hidden: bool) -> Markup:
-    head = '<section class="sb-panel" data-by="{}" data-a="{}" data-b="{}"{}><h3>{} against {}</h3>'
-    opening = Markup(head).format(
-        *(one.by.key, one.a.name, one.b.name),
-        *(Markup(" hidden") if hidden else "", one.a.name, one.b.name),
-    )
-    return opening + _words(one, stated) + _table(one, stated) + Markup("</section>")
-
-
-def _words(one: TwoSides, stated: Stated) -> Markup:
+def _words(one: TwoSides, stated: Stated) -> list[tuple[str, Markup]]:
     """Return the answers in sentences, each with the head that a reader looks for."""
     none = "no two runs differ only in the side."
-    found = [
-        ("Matched pairs", _verdicts(one, one.matched, none)),
-        ("Best against best", _verdicts(one, one.best, "the sides did no equal work.")),
+    return [
+        ("Matched pairs", _verdicts(one, one.of(MATCHED), none)),
+        ("Best against best", _verdicts(one, one.of(BEST), "the sides did no equal work.")),
         ("Per watt", _per_joule(one, stated)),
         ("Per price", PRICED if one.pairs else Markup("there is no pair.")),
         ("What differs", _differing(one)),
         ("What is missing", _missing(one)),
     ]
-    items = (Markup("<li><strong>{}</strong>: {}</li>").format(*part) for part in found)
-    return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
 
 
 PRICED = Markup(
@@ -224,7 +191,7 @@ def _differing(one: TwoSides) -> Markup:
     if not one.pairs:
         return Markup("there is no pair to look at.")
     found: dict[str, list[str]] = {}
-    for pair in one.matched or one.best:
+    for pair in one.of(MATCHED) or one.of(BEST):
         for item in pair.beside_the_gpu:
             values = found.setdefault(item.name, [])
             values.append(titled(f"{item.a or 'none'} against {item.b or 'none'}"))
@@ -321,7 +288,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
         "runs_b": [row["run_id"] for row in pair.b.runs],
         "ratio": pair.a.rate / pair.b.rate, "verdict": pair.verdict,
         "mfu_a": pair.a.row["mfu"], "mfu_b": pair.b.row["mfu"],
-        "watt": watt["ratio"], "watt_ends": (watt["low"], watt["high"]),
+        "watt": watt["ratio"], "watt_low": watt["low"], "watt_high": watt["high"],
         "watt_reason": watt["reason"],
         "price_a": a.middle if a else None, "price_b": b.middle if b else None,
         "priced_a": _following(pair.a, a), "priced_b": _following(pair.b, b),
@@ -386,4 +353,4 @@ def _ratio(row: Row) -> Markup:
 def _per_watt(row: Row) -> Markup | str:
     if row["watt"] is None:
         return noted(NONE, row["watt_reason"] or "")
-    return ratio_cell(row["watt"], *row["watt_ends"])
+    return ranged("watt", three)(row)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
-from typing import Any
 
 import polars as pl
 
@@ -33,8 +32,9 @@ from scalebook.report.base.comparisons import (
     side_name,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Markup, join, paragraphs, run_link
+from scalebook.report.base.markup import Markup, paragraphs, part, run_link
 from scalebook.report.base.naming import (
+    Row,
     has_experts,
     headed,
     is_whole,
@@ -57,7 +57,6 @@ from scalebook.report.pages.predicted_page import compare
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
-Row = Mapping[str, Any]
 Ends = tuple[float | None, float | None]
 NO_ENDS: Ends = (None, None)
 MOST_ROWS = 8  # of a chart; the table has every run
@@ -574,24 +573,24 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
 
 def _drill(runs: _Runs) -> StudyAnswer | None:
     wanted = set(runs.frame["run_id"])
-    found = [one for one in reliability(runs.data).drills if one.run["run_id"] in wanted]
-    known = [one for one in found if one.drill.next_step_seconds is not None]
+    found = [one for one in reliability(runs.data).drills if one[0]["run_id"] in wanted]
+    known = [one for one in found if one[1].next_step_seconds is not None]
     if not known:
         return None
-    one = known[0]
-    lost = one.drill.steps_lost
+    run, drill = known[0]
+    lost = drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
-    apart = one.drill.largest_loss_difference
-    again += "" if one.drill.passed or not apart else f", losses off by {percent(apart)}"
+    apart = drill.largest_loss_difference
+    again += "" if drill.passed or not apart else f", losses off by {percent(apart)}"
     words = Markup("{} continued {} after a kill{}.")
-    link = run_link(one.run["run_id"], duration(one.drill.next_step_seconds))
-    verdict = words.format(on(one.run), link, again)
+    link = run_link(run["run_id"], duration(drill.next_step_seconds))
     parts = [
         (name.removesuffix("_seconds"), value)
         for name in PART_FIELDS
-        if (value := getattr(one.drill, name)) is not None
+        if (value := getattr(drill, name)) is not None
     ]
-    return StudyAnswer(verdict, marks.timeline(parts), tuple(one.run["run_id"] for one in found))
+    ids = tuple(row["run_id"] for row, _ in found)
+    return StudyAnswer(words.format(on(run), link, again), marks.timeline(parts), ids)
 
 
 _ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
@@ -615,14 +614,6 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
     columns = (*tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.TOKENS)
     shown = tables.table(rows, columns, f"study-{number}")
-    plans = join([Markup("<code>{}</code>").format(plan) for plan in one.plans], ", ")
-    origin = Markup("Plan {}. ").format(plans) if plans else ""
-    return Markup(
-        '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
-        '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
-    ).format(
-        number, one.kind.capitalize(), one.question, one.verdict,
-        one.chart, count(len(one.run_ids), "run"), shown,
-        origin, EVIDENCE[one.kind],
-    )  # fmt: skip
+    many = count(len(one.run_ids), "run")
+    facts = (number, one.kind.capitalize(), one.question, one.verdict, one.chart)
+    return part("study", *facts, many, shown, one.plans, EVIDENCE[one.kind])

@@ -29,47 +29,36 @@ from scalebook.report.base.naming import convention_title, sentence, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
 SMALLEST = 1e-4  # shares below are not told apart
-HINTS = {
-    "useful_work_at_peak": (
-        "share of the step's time: the MFU; in FP8, products of the layers at the FP8 peak, "
-        "attention and the output layer at that of BF16"
-    ),
-    "recomputation": "share of the step's time, at the best rate that is known",
-    "other_kernels": (
-        "share of the step's time: what forward and backward take beyond the parts named here"
-    ),
-    "products_below_peak": (
-        "share of the step's time: beyond their FLOPs at this clock, by a probe of the machine or "
-        "at the rates that the runs of this folder were fitted to"
-    ),
-    "communication_in_passes": "share of the step's time, at fitted rates: not seen by time marks",
-    "options_off": "share of the step's time, at fitted rates: what is not fused or overlapped",
-    "copies_and_waits": (
-        "share of the step's time, at fitted rates: offloading, launches, the slowest device"
-    ),
-    "lower_clock": "share of the step's time: the same FLOPs at the clock of the peak, less",
-    "attention_below_peak": "share of the step's time, of a profile or fitted: beyond its FLOPs",
-    "elementwise": "share of the step's time: of a profile, else bytes at the memory's bandwidth",
-}
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
-PARTS = (
-    ("useful_work_at_peak", "Useful at peak"),
-    ("lower_clock", "Lower clock"),
-    ("products_below_peak", "Products below peak"),
-    ("recomputation", "Recomputation"),
-    ("pipeline_bubble", "Bubble"),
-    ("unequal_stages", "Unequal stages"),
-    ("exposed_communication", "Exposed communication"),
-    ("optimizer", "Optimizer"),
-    ("elementwise", "Element-wise"),
-    ("attention_below_peak", "Attention"),
-    ("communication_in_passes", "Hidden communication"),
-    ("options_off", "Options off"),
-    ("copies_and_waits", "Copies, waits"),
-    ("other_kernels", "Other kernels"),
-    ("data_and_idle", "Data, idle"),
-    ("unexplained", "Unexplained"),
-)
+FITTED = ", at fitted rates"
+PARTS = {  # by name: its heading, and what the share of the step's time is or how it is known
+    "useful_work_at_peak": (
+        "Useful at peak",
+        ": the MFU; in FP8, products of the layers at the FP8 peak, attention and the output layer "
+        "at that of BF16",
+    ),
+    "lower_clock": ("Lower clock", ": the same FLOPs at the clock of the peak, less"),
+    "products_below_peak": (
+        "Products below peak",
+        ": beyond their FLOPs at this clock, by a probe of the machine or at the rates that the "
+        "runs of this folder were fitted to",
+    ),
+    "recomputation": ("Recomputation", ", at the best rate that is known"),
+    "pipeline_bubble": ("Bubble", ""),
+    "unequal_stages": ("Unequal stages", ""),
+    "exposed_communication": ("Exposed communication", ""),
+    "optimizer": ("Optimizer", ""),
+    "elementwise": ("Element-wise", ": of a profile, else bytes at the memory's bandwidth"),
+    "attention_below_peak": ("Attention", ", of a profile or fitted: beyond its FLOPs"),
+    "communication_in_passes": ("Hidden communication", f"{FITTED}: not seen by time marks"),
+    "options_off": ("Options off", f"{FITTED}: what is not fused or overlapped"),
+    "copies_and_waits": ("Copies, waits", f"{FITTED}: offloading, launches, the slowest device"),
+    "other_kernels": (
+        "Other kernels", ": what forward and backward take beyond the parts named here"
+    ),
+    "data_and_idle": ("Data, idle", ""),
+    "unexplained": ("Unexplained", ""),
+}  # fmt: skip
 
 
 MOST_FITTED = 1000  # runs of a report whose parts are filled in: each is counted anew for it
@@ -150,7 +139,11 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
 def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
-    columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
+    columns = (
+        tables.RUN,
+        tables.RAN,
+        *(_share_column(name, *words) for name, words in PARTS.items()),
+    )
     shown = tables.table(data.with_work(rows), columns, "waterfall")
     silent = [row["run_id"] for row in rows if row["unexplained"] is None]
     if not silent:
@@ -160,14 +153,14 @@ def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     return shown + paragraphs(said, style="note")
 
 
-def _share_column(name: str, label: str) -> tables.Column:
+def _share_column(name: str, label: str, how: str) -> tables.Column:
     def show(row: Row) -> str:
         share = row.get(name)
         if share is None:
             return NONE
         return f"< {percent(SMALLEST)}" if 0 < share < SMALLEST else percent(share)
 
-    return tables.Column(name, label, show, hint=HINTS.get(name, "share of the step's time"))
+    return tables.Column(name, label, show, hint=f"share of the step's time{how}")
 
 
 def _shares(one: Diagnosis) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,6 @@ from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
-LARGEST_PAGES = 3  # named where the one file is too large
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
 
@@ -157,18 +155,13 @@ def _told(failed: Mapping[Page, str], pages: Sequence[Page], index: Path) -> str
 
 
 def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> None:
-    """Say where the one file may be too large for what it is made for, and what takes the most."""
+    """Say where the one file may be too large for what it is made for."""
     size = path.stat().st_size
     if size <= most:
         return
-    pages, _, _ = path.read_text("utf-8").partition("</main>")  # scripts and data follow
-    pieces = re.split(r'<section class="page" id="page-([a-z_-]+)"', pages)
-    sizes = dict(zip(pieces[1::2], map(len, pieces[2::2]), strict=True))
-    largest = sorted(sizes, key=lambda slug: -sizes[slug])[:LARGEST_PAGES]
-    named = ", ".join(f"{slug} ({sizes[slug] / 1e6:.1f} MB)" for slug in largest)
     say(
         f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than {most / 1e6:.0f}: "
-        f"send the folder of the site, or leave out runs. The largest pages: {named}."
+        "send the folder of the site, or leave out runs."
     )
 
 

@@ -20,7 +20,15 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from scalebook.errors import ReportError
-from scalebook.report.base.markup import Markup, anchor, escape, raw_block, raw_html, script_json
+from scalebook.report.base.markup import (
+    Markup,
+    anchor,
+    escape,
+    part,
+    raw_block,
+    raw_html,
+    script_json,
+)
 from scalebook.report.site.build_cache import keep, kept
 from scalebook.report.site.menu import Page, menus
 from scalebook.report.site.notebook import NotebookCell, front_matter, write
@@ -94,25 +102,15 @@ def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
 
 def block(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     """Return what a page shows of a cell."""
-    if cell.kind == "markdown":
-        return Markup(markdown(cell.source, numbers))
-    return code_cell(cell, numbers)
+    return markdown(cell.source) if cell.kind == "markdown" else code_cell(cell, numbers)
 
 
-REFERENCE = re.compile(r"@((?:fig|tbl)-[a-z0-9-]+)")
 TO_HEADING = "Link to this section"
 
 
-def markdown(source: str, numbers: Mapping[str, str]) -> str:
-    """Return the HTML of a notebook's Markdown, references resolved and headings linkable."""
-    html = REFERENCE.sub(lambda match: _reference(match[1], numbers), str(_to_html(source)))
-    return re.sub(r"<h([23])>(.*?)</h\1>", _heading, html)
-
-
-def _reference(label: str, numbers: Mapping[str, str]) -> str:
-    """Return a link to a figure; only the words where its cell had nothing to draw."""
-    name = numbers.get(label)
-    return f'<a href="#{label}">{name}</a>' if name else KINDS[label[:3]].lower()
+def markdown(source: str) -> Markup:
+    """Return the HTML of a notebook's Markdown, with headings that can be linked to."""
+    return Markup(re.sub(r"<h([23])>(.*?)</h\1>", _heading, str(_to_html(source))))
 
 
 def _heading(match: re.Match[str]) -> str:
@@ -132,23 +130,14 @@ def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     label = str(cell.option("label", ""))
     if not body or label not in numbers:
         return body
-    code = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
-    return _captioned(body, label, numbers[label], cell) + code.format(cell.source)
+    words = cell.option(f"{label.partition('-')[0]}-cap", "")
+    return part("figure", label, numbers[label], words, body, cell.source)
 
 
 def output_html(text: str) -> Markup:
     """Return an output of a cell: its raw HTML block as it is, anything else as text."""
     html = raw_html(text)
     return Markup(html) if html is not None else Markup("<pre>{}</pre>").format(text)
-
-
-def _captioned(body: Markup, label: str, name: str, cell: NotebookCell) -> Markup:
-    """Return a figure element; a table has its caption above, a chart below."""
-    kind = label.partition("-")[0]
-    words = cell.option(f"{kind}-cap", "")
-    caption = Markup("<figcaption><b>{}</b> {}</figcaption>").format(name, words)
-    parts = (caption, body) if kind == "tbl" else (body, caption)
-    return Markup('<figure id="{}" class="{}">{}{}</figure>').format(label, kind, *parts)
 
 
 INSTALL_QUARTO = "Install it from quarto.org, or use --renderer preview."
@@ -226,8 +215,7 @@ def _for_quarto(cell: NotebookCell, numbers: Mapping[str, str], template: str) -
         front = re.sub(r"\n---\s*$", f"\ntemplate: {template}\n---", cell.source)
         return replace(cell, source=front)
     if cell.kind == "markdown":
-        source = REFERENCE.sub(lambda match: _reference(match[1], numbers), cell.source)
-        return replace(cell, source=HEADING.sub(_heading_for_quarto, source))
+        return replace(cell, source=HEADING.sub(_heading_for_quarto, cell.source))
     html = code_cell(cell, numbers)
     return replace(cell, texts=(raw_block(html),) if html else ())
 
@@ -307,11 +295,11 @@ def local_addresses(html: str, slug: str) -> str:
 
     # in a specification an address is no attribute; in the rows of a long table it is
     parts = SCRIPT.split(html)
-    for i, part in enumerate(parts):
-        if part.startswith('<script type="application/json" class="sb-rows">'):
-            parts[i] = _local_rows(part, slug)
-        elif not part.startswith("<script"):
-            parts[i] = ADDRESS.sub(local, part)
+    for i, piece in enumerate(parts):
+        if piece.startswith('<script type="application/json" class="sb-rows">'):
+            parts[i] = _local_rows(piece, slug)
+        elif not piece.startswith("<script"):
+            parts[i] = ADDRESS.sub(local, piece)
     return "".join(parts)
 
 

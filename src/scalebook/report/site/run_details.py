@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from scalebook.measure.diagnosis import Diagnosis
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
 from scalebook.report.base.naming import (
+    Row,
     headed,
     model_title,
     parted,
@@ -43,7 +44,6 @@ SETTINGS = (
     "context_parallel_size", "expert_parallel_size", "data_parallel_size", "sequence_length",
     "micro_batch_size", "global_batch_size", "recompute", "strategy", "accelerator", "started_at",
 )  # fmt: skip
-Row = Mapping[str, Any]
 
 
 def write_details(data: ReportData, site: Path, cache: Path) -> None:
@@ -135,9 +135,11 @@ def _details(
 
 def _parts(found: Diagnosis) -> list[tuple[str, float]]:
     known = found.waterfall.parts if found.waterfall else ()
-    words = dict(PARTS)
     return [
-        (words.get(one.name) or headed(setting_words(one.name)), one.step_fraction)
+        (
+            PARTS[one.name][0] if one.name in PARTS else headed(setting_words(one.name)),
+            one.step_fraction,
+        )
         for one in known
         if one.step_fraction
     ]
