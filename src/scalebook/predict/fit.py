@@ -111,12 +111,12 @@ class RateFit:
 
         The mean of the configurations most like it, but for those that are ``without``.
         """
-        alike = dict.fromkeys(self._of_configurations.keys() - without, 0.0)
+        alike = [0.0] * len(self._of_configurations)
         for kind, share in shares.items():
-            for name, other in self._of_kinds[kind]:
-                if name in alike:
-                    alike[name] += share if share < other else other
-        found = nlargest(_MOST_LIKE, alike.values())
+            column = self._of_kinds[kind]
+            alike = [a + (b if b < share else share) for a, b in zip(alike, column, strict=True)]
+        named = zip(alike, self._of_configurations, strict=True)
+        found = nlargest(_MOST_LIKE, [one for one, name in named if name not in without])
         return 1 - sum(found) / len(found) if found else 0.0
 
     @cached_property
@@ -124,13 +124,10 @@ class RateFit:
         return {one.configuration: self._shares(one.work) for one in self.samples}
 
     @cached_property
-    def _of_kinds(self) -> Mapping[str, list[tuple[str, float]]]:
-        """The configurations that have a kind, with its share of their step."""
-        found: dict[str, list[tuple[str, float]]] = {kind: [] for kind in self.kinds}
-        for name, shares in self._of_configurations.items():
-            for kind, share in shares.items():
-                found[kind].append((name, share))
-        return found
+    def _of_kinds(self) -> Mapping[str, list[float]]:
+        """The share of a kind in the step of each configuration."""
+        every = self._of_configurations.values()
+        return {kind: [shares.get(kind, 0.0) for shares in every] for kind in self.kinds}
 
     def _shares(self, work: Mapping[str, float]) -> Shares:
         """Return the share of a step's time of each fitted kind that it has."""
@@ -252,18 +249,21 @@ def least_squares(
     nodes: dict[str, list[_Equation]] = {}
     for one in ordered:
         of_held = sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
-        terms = [(place[kind], value) for kind, value in one.work.items() if kind in place]
+        terms = sorted((place[kind], value) for kind, value in one.work.items() if kind in place)
         shares = zip(devices, _device_shares(one.device, devices), strict=True)
         terms += [(place[name], one.seconds * share) for name, share in shares]
         scaled = [(i, value / one.scale) for i, value in terms]
         rest = (one.seconds - of_held) / one.scale
-        for i, value in scaled:
+        for at, (i, value) in enumerate(scaled):
             vector[i] += value * rest
-            for j, other in scaled:
-                matrix[i][j] += value * other
+            row = matrix[i]
+            for j, other in scaled[at:]:
+                row[j] += value * other
         if one.node:
             equation = _Equation(one.seconds / one.scale, rest, scaled)
             nodes.setdefault(one.node, []).append(equation)
+    for i, row in enumerate(matrix):
+        row[:i] = [above[i] for above in matrix[:i]]
     for equations in nodes.values():
         _integrate_out(matrix, vector, equations)
     for i, name in enumerate(names):
@@ -311,9 +311,9 @@ def _integrate_out(matrix: Matrix, vector: list[float], node: Sequence[_Equation
         for i, value in one.terms:
             total[i] += one.seconds * value
     for i, value in enumerate(total):
-        if value:
-            vector[i] -= variance * value * rest
-            matrix[i] = [a - variance * value * b for a, b in zip(matrix[i], total, strict=True)]
+        if factor := variance * value:
+            vector[i] -= factor * rest
+            matrix[i] = [a - factor * b for a, b in zip(matrix[i], total, strict=True)]
 
 
 def _not_negative(
