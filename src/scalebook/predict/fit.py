@@ -227,7 +227,8 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
         errors = [abs(found.seconds(one.work, one.device) / one.seconds - 1) for one in ordered]
         doubts = [max(error / _CLEAN_ERROR, 1.0) for error in errors]
         ordered = tuple(
-            replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
+            one if one.doubt == doubt else replace(one, doubt=doubt)
+            for one, doubt in zip(ordered, doubts, strict=True)
         )
         found = least_squares(ordered, belief)
     return found

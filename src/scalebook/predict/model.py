@@ -172,12 +172,15 @@ class Predictor:
         shape = catalog.model(config.model)
         room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
         legality.refuse(legality.Case(config, shape, self.accelerator, room))
+        return self.of_legal(config, shape, fit_memory.estimate(config, shape).total_gib)
+
+    def of_legal(self, config: RunConfig, shape: ModelShape, memory_gib: float) -> Prediction:
+        """Return the prediction of a legal configuration that needs so much memory per GPU."""
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
         spread = math.exp(Z90 * deviation)
         high = rate * spread
-        memory_gib = fit_memory.estimate(config, shape).total_gib
         verdict = fit_memory.verdict(memory_gib, self.accelerator)
         mfu, why = self._mfu(config, shape, rate)
         if mfu:  # nothing is faster than the peak, however little is known
