@@ -62,6 +62,20 @@ def product_values(shape: ModelShape, tensor: int, dense: float) -> tuple[float,
     return forward, backward
 
 
+def bias_values(shape: ModelShape, tensor: int, replicated: float, *, moe: bool) -> float:
+    """Values per token that one rank reads to sum up the gradients of a layer's biases.
+
+    Biases of products that ranks share by rows are added to the sum, of which each has a share.
+    """
+    hidden, heads = shape.hidden_size * replicated, shape.num_attention_heads
+    made = (heads + 2 * shape.num_query_groups) * shape.head_dim / tensor
+    values = made if shape.attention_bias != "none" else 0.0
+    values += hidden if shape.attention_bias == "all" else 0.0
+    if shape.mlp_bias and not (moe and shape.moe):
+        values += (shape.mlp_matrices - 1) * shape.ffn_hidden_size / tensor + hidden
+    return values
+
+
 def joined_values(shape: ModelShape) -> float:
     """Values per token that joining latent queries, keys and both their gradients counts as."""
     if (mla := shape.mla) is None:
