@@ -212,7 +212,12 @@ class _Job:
         elif self.own_kernels:
             each = _LAUNCH_SECONDS - 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
             each -= 2 * _COMPILED_NORM_SECONDS * (self.shape.normalization == "layer")
-        return [(dense * each, third), (dense * each, 2 * third + believed(after))]
+        hidden = third, 2 * third + believed(after)
+        chunks = self.config.virtual_pipeline_parallel_size
+        queued = self.own_kernels and self.on["pipeline_transfers"]
+        if self.config.pipeline_parallel_size > chunks == 1 and queued:
+            return [(2 * dense * each, sum(hidden))]  # no pass waits for the one before
+        return [(dense * each, one) for one in hidden]
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""

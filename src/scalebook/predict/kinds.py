@@ -95,6 +95,7 @@ KERNELS = {
     "window_attention": "fused",
     "context_parallel_communication": "overlapped_all_gather",
     "rotary_embedding": "while_split",
+    "pipeline_transfers": "queued",
     "token_counts": "device",
 }
 
