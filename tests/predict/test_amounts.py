@@ -97,7 +97,7 @@ def test_a_module_of_further_tokens_is_a_layer_a_joint_product_and_the_loss(
 def test_products_of_a_plain_mlp_are_two_of_its_width_and_casts_to_fp8_four() -> None:
     """Nemotron-4 15B: 48 heads in 8 groups of 128, squared ReLU without a gate."""
     found = seconds(model="nemotron4-15b", precision="fp8", fp8_recipe="delayed")
-    zeros = 1 - 0.15 * 4 / 6  # which are half of an operand of 4 of its 6 products
+    zeros = 1 - 0.05 * 4 / 6  # which are half of an operand of 4 of its 6 products
     layer = 6144 * (6144 + 2 * 1024) + 6144 * 6144 + zeros * 2 * 6144 * 24576
     assert found["gemm_fp8"] == pytest.approx(6 * TOKENS * 32 * layer / H100.flops("fp8"))
     width = 2 * 6144 + 4 * 6144 + 4 * 24576
@@ -179,18 +179,19 @@ def test_narrow_heads_wait_for_their_exponentials() -> None:
     assert found == pytest.approx(products * (1 + 38.125 / 64) / (1 + 38.125 / 128))
 
 
-def test_heads_of_80_take_as_long_as_heads_of_128() -> None:
-    """GPT-3 2.7B: 32 layers of 32 heads; tiles have 64 elements of a head."""
+def test_heads_of_80_take_nearly_as_long_as_heads_of_128() -> None:
+    """GPT-3 2.7B: 32 layers of 32 heads. By cuDNN 1.1606 and 1.9768 ms, for 128 1.3435 and 2.2188."""
     found = seconds(
         model="gpt3-2.7b", sequence_length=2048, micro_batch_size=4, global_batch_size=4
     )
     flops = 12 * 32 * TOKENS * 32 * 128 * 1024
-    assert found["attention"] == pytest.approx(flops / PEAK)
+    measured = (1.1606 / 1.3435 + 1.9768 / 2.2188) / 2
+    assert found["attention"] == pytest.approx(measured * flops / PEAK, rel=0.02)
 
 
 def test_products_of_a_squared_relu_are_faster_where_half_of_an_operand_is_zero() -> None:
-    """Nemotron 8B: 4 of the 6 products of its MLP, by 15 %; the others are as for any model."""
-    mlp, others = 2 * 4096 * 16384 * (1 - 0.15 * 4 / 6), 4 * 4096**2
+    """Nemotron 8B: 4 of the 6 products of its MLP, by 5 %; the others are as for any model."""
+    mlp, others = 2 * 4096 * 16384 * (1 - 0.05 * 4 / 6), 4 * 4096**2
     flops = 6 * TOKENS * (32 * (mlp + others) + 4096 * 256000)
     assert seconds(model="nemotron-8b")["gemm"] == pytest.approx(flops / PEAK)
 

@@ -57,6 +57,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("launch", "kernel launches", 1.0, 0.7),
         Kind("tensor_exposed", "tensor-parallel communication", 1.3, 0.7),
         Kind("tensor_piece", "first pieces of overlapped collectives", 1.5, 1.0),
+        Kind("tensor_sums", "sums of pieces of tensor-parallel collectives", 2.4, 1.2),
         Kind("tensor_overlapped", "overlapped tensor-parallel communication", 0.5, 0.5),
         # Of engines with Transformer Engine's user buffers; nobody has measured them here.
         Kind("tensor_unhidden", "collectives that user buffers do not hide", 1.3, 0.6),
@@ -96,6 +97,7 @@ KERNELS = {
     "context_parallel_communication": "overlapped_all_gather",
     "rotary_embedding": "while_split",
     "pipeline_transfers": "queued",
+    "tensor_pieces": "exchanged",
     "token_counts": "device",
 }
 
@@ -153,7 +155,7 @@ def switches(
 
 COMMUNICATION = (
     *("tensor_exposed", "tensor_piece", "tensor_overlapped", "tensor_unhidden", "tensor_hidden"),
-    *("tensor_latency", "context", "context_exposed", "expert_exchange", "pipeline"),
+    *("tensor_sums", "tensor_latency", "context", "context_exposed", "expert_exchange", "pipeline"),
     *("data_exposed", "data_hidden", "network_exposed", "network_hidden"),
 )
 
