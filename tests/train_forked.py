@@ -14,6 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,17 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         os._exit(code)
 
 
-def _let_compile(_: int) -> None:
-    from scalebook.train.model import switches
+def _as_on_a_gpu(_: int) -> None:
+    """Let pieces be compiled; where the norm is, let collectives average."""
+    from scalebook.train.model import megatron_config, switches
+
+    reduced = megatron_config.ddp_config
+
+    def averaged(config: Any, world: Any, on: Any) -> Any:
+        return replace(reduced(config, world, on), average_in_collective=on.fused_norm)
 
     switches._compiled = lambda _: None
+    megatron_config.ddp_config = averaged
 
 
 def main() -> None:
@@ -117,7 +125,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     for number, changes in enumerate(json.loads(Path(sys.argv[1]).read_text()).values()):
         output = folder / str(number)
-        first = [_let_compile] * (len(sys.argv) > 3)
+        first = [_as_on_a_gpu] * (len(sys.argv) > 3)
         code = run(RunConfig(**{**SMALL, **changes}), output, *first)
         (output / CODE).write_text(str(code))
 

@@ -26,6 +26,12 @@ DENSE: dict[str, dict[str, Any]] = {
     "distributed optimizer alone": {"data_parallel_sharding": "optimizer"},
     "TP=2": {"world_size": 2, "tensor_parallel_size": 2},
     "TP=2 with SP": {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "TP=2 with SP that adds gradients where they lie": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "fused_weight_gradient": "on",
+    },
     "PP=2": {"world_size": 2, "pipeline_parallel_size": 2},
     "PP=2 with fewer layers last": {
         "world_size": 2,
@@ -336,7 +342,7 @@ def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, 
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-def test_pieces_that_are_compiled_train_the_same_model(tmp_path: Path):
+def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(tmp_path: Path):
     names = ("fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy")
     layouts = {
         "dense": {"tensor_parallel_size": 2, "sequence_parallel": True},

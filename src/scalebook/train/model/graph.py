@@ -67,12 +67,14 @@ class GraphedSchedule:
             raise ValueError("a graph needs 2 micro batches or more")
         (chunk,), iterator = options["model"], options["data_iterator"]
         count = options["num_microbatches"]
-        batches = [next(iterator) for _ in range(count)]
+        batch = next(iterator)
         if not self.graphs:
-            self.graphs = _capture(chunk, batches[0], count)
+            self.graphs = _capture(chunk, batch, count)
         first, inner, last = self.graphs
-        order = [first, *[inner] * (count - 2), last]
-        return [graph.run(batch) for graph, batch in zip(order, batches, strict=True)]
+        losses = [first.run(batch)]
+        # Each batch is made while the device works on the one before.
+        losses += [graph.run(next(iterator)) for graph in [*[inner] * (count - 2), last]]
+        return losses
 
     def close(self) -> None:
         """Drop the graphs: a communicator waits for those that hold its kernels before it ends."""

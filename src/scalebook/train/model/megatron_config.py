@@ -219,7 +219,7 @@ def splits_turned(config: RunConfig, shape: ModelShape, on: Switches) -> bool:
     return on.fused_rope and not (on.transformer_engine or between or shared)
 
 
-def ddp_config(config: RunConfig, on: Switches) -> Any:
+def ddp_config(config: RunConfig, world: World, on: Switches) -> Any:
     """Return how Megatron-Core's data parallelism reduces gradients."""
     return mcore.DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.gradient_precision == "fp32",
@@ -227,6 +227,8 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
         overlap_grad_reduce=on.overlap_grad_reduce,
         overlap_param_gather=on.overlap_param_gather,
         fp8_param_gather=config.fp8_primary_weights,
+        # Else a pass divides all gradients first. Gloo averaged wrongly up to torch 2.10.
+        average_in_collective=world.on_gpu,
     )
 
 
