@@ -331,8 +331,8 @@ class TwoRanks:
     def __init__(self, rank: int, bytes_: Tensor, meet: threading.Barrier) -> None:
         self.rank, self.bytes, self.meet = rank, bytes_, meet
 
-    def get_buffer(self, rank: int, shape: Any, dtype: Any) -> Tensor:
-        return self.bytes[rank].view(dtype)[: shape.numel()].view(shape)
+    def get_buffer(self, rank: int, shape: Any, dtype: Any, begin: int) -> Tensor:
+        return self.bytes[rank].view(dtype)[begin : begin + shape.numel()].view(shape)
 
     def barrier(self, channel: int) -> None:
         self.meet.wait(60)
@@ -368,7 +368,8 @@ def test_two_ranks_exchange_pieces_bit_by_bit_however_late_one_is(monkeypatch: A
         found: list[Tensor] = []
         for own, weight in zip(rows[:, rank], weights[:, rank], strict=True):
             found += pieces._gather_of_two(own, weight, group)
-            found.append(pieces._scatter_of_two(own, weight, group))
+            found += pieces._scatter_of_two(own, weight, group)
+            found += pieces._scatter_of_two(own, weight, group, own + 1)
         return found
 
     with ThreadPoolExecutor(2) as pool:
@@ -377,10 +378,12 @@ def test_two_ranks_exchange_pieces_bit_by_bit_however_late_one_is(monkeypatch: A
         whole, weight = rows[turn], weights[turn]
         summed = torch.stack([whole[0] @ weight[0], whole[1] @ weight[1]]).sum(0)
         for rank in (0, 1):
-            gathered, product, part = found[rank][3 * turn : 3 * turn + 3]
+            gathered, product, part, again, meanwhile = found[rank][5 * turn : 5 * turn + 5]
             assert torch.equal(gathered, whole)
             assert torch.equal(product, whole @ weight[rank])
             assert torch.equal(part, summed.chunk(2)[rank])
+            assert torch.equal(again, part)
+            assert torch.equal(meanwhile, whole + 1)
     pieces._streams.cache_clear()
 
 
