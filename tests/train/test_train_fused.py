@@ -539,6 +539,28 @@ def test_a_run_says_where_the_numbers_of_experts_tokens_are_read(
     assert readback._token_counts(trainer) == expected
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_transfer_between_stages_waits_for_the_device_and_gpus_average_as_they_reduce(
+    device: str, monkeypatch: Any
+):
+    from training import small
+
+    from scalebook.facts import catalog
+    from scalebook.train.model import megatron_config
+    from scalebook.train.model.switches import resolve
+    from scalebook.train.world import World
+
+    monkeypatch.setattr(fused, "can_accumulate", lambda _: True)
+    world, shape = World(0, 2, torch.device(device)), catalog.model("tiny-llama")
+    config = small(platform="h200", world_size=2, pipeline_parallel_size=2, layer_spec="torch")
+    on = resolve(config, shape, world)
+    settings = megatron_config.transformer_config(config, shape, world, on)
+    assert settings.batch_p2p_comm
+    assert not settings.batch_p2p_sync
+    reduced = megatron_config.ddp_config(config, world, on)
+    assert reduced.average_in_collective == (device == "cuda")
+
+
 @pytest.mark.parametrize("fp8", [None, "hybrid"])
 def test_a_graph_casts_weights_to_fp8_in_the_first_micro_batch_alone(
     monkeypatch: pytest.MonkeyPatch, fp8: str | None

@@ -186,9 +186,11 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        # As Megatron-LM. The interleaved schedule frees an output before it has waited for its
-        # send: right in a GPU's stream order, but over gloo wrong numbers arrive.
-        "batch_p2p_sync": world.on_gpu,
+        # Else the host waits for the device after each transfer, which torch needed before 1.13
+        # (pytorch/pytorch#82450), and launches are late.
+        "batch_p2p_sync": False,
+        # The interleaved schedule frees an output before it has waited for its send: right in a
+        # GPU's stream order, but over gloo wrong numbers arrive.
         "deallocate_pipeline_outputs": world.on_gpu,
     }
 
