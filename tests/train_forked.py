@@ -14,7 +14,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +104,18 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
 
 
 def _as_on_a_gpu(_: int) -> None:
-    """Let pieces be compiled; where the norm is, let collectives average."""
+    """Let pieces be compiled; where the norm is, reduce gradients as on a GPU."""
+    import torch
+
     from scalebook.train.model import megatron_config, switches
+    from scalebook.train.world import World
 
     reduced = megatron_config.ddp_config
-
-    def averaged(config: Any, world: Any, on: Any) -> Any:
-        return replace(reduced(config, world, on), average_in_collective=on.fused_norm)
-
+    gpu = World(0, 2, torch.device("cuda"))
     switches._compiled = lambda _: None
-    megatron_config.ddp_config = averaged
+    megatron_config.ddp_config = lambda config, world, on: reduced(
+        config, gpu if on.fused_norm else world, on
+    )
 
 
 def main() -> None:

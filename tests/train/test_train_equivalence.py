@@ -346,6 +346,7 @@ def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(tmp_path: Path):
     names = ("fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy")
     layouts = {
         "dense": {"tensor_parallel_size": 2, "sequence_parallel": True},
+        "replicas": {"data_parallel_sharding": "optimizer"},
         "experts": {"model": "tiny-moe", "expert_parallel_size": 2, "grouped_gemm": "on"},
     }
     asked = {

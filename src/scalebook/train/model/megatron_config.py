@@ -229,8 +229,9 @@ def ddp_config(config: RunConfig, world: World, on: Switches) -> Any:
         overlap_grad_reduce=on.overlap_grad_reduce,
         overlap_param_gather=on.overlap_param_gather,
         fp8_param_gather=config.fp8_primary_weights,
-        # Else a pass divides all gradients first. Gloo averaged wrongly up to torch 2.10.
-        average_in_collective=world.on_gpu,
+        # Else a pass divides all gradients first. Gloo averaged wrongly up to torch 2.10, and of
+        # experts on some ranks Megatron-Core refuses a factor that is rounded (3 of 33).
+        average_in_collective=world.on_gpu and config.expert_parallel_size == 1,
     )
 
 
