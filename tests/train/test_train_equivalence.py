@@ -369,6 +369,17 @@ def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(tmp_path: Path):
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
+def test_stages_that_are_replayed_train_the_same_model(model: str, tmp_path: Path):
+    layout = {"model": model, "world_size": 2, "pipeline_parallel_size": 2, "steps": STEPS}
+    asked = {state: {**layout, "cuda_graph": state} for state in ("off", "on")}
+    ended = trained(tmp_path, asked, compiled=True)
+    assert_same_curve(ended["on"], ended["off"])
+    assert [ended[state].observed["cuda_graph"] for state in asked] == ["off", "on"]
+    # Two micro batches are in flight in the first stage, one in the second.
+    assert [ended[state].log.count("captured") for state in asked] == [0, 2 + 1]
+
+
 def test_another_seed_gives_another_curve(runs: dict[str, Finished]):
     other = runs["another seed"]
     assert other.losses[0] != pytest.approx(runs["dense"].losses[0], rel=RELATIVE)
