@@ -376,6 +376,8 @@ def test_stages_that_are_replayed_train_the_same_model(model: str, tmp_path: Pat
     ended = trained(tmp_path, asked, compiled=True)
     assert_same_curve(ended["on"], ended["off"])
     assert [ended[state].observed["cuda_graph"] for state in asked] == ["off", "on"]
+    assert ended["on"].observed["pipeline_transfers"] == "queued"
+    assert ended["on"].observed["tensor_pieces"] is None
     # Two micro batches are in flight in the first stage, one in the second.
     assert [ended[state].log.count("captured") for state in asked] == [0, 2 + 1]
 
