@@ -143,7 +143,12 @@ def _graph(
         "without fused_weight_gradient the embedding's gradient asks the device for a size": (
             config.fused_weight_gradient == "off"
         ),
-        "a pipeline's schedule is not captured": config.pipeline_parallel_size > 1,
+        "transfers are under way where a chunk would be captured": (
+            config.virtual_pipeline_parallel_size > 1
+        ),
+        "stages cast their weights to FP8 in each pass": (
+            config.pipeline_parallel_size > 1 and config.precision == "fp8"
+        ),
         "the host needs to know how many tokens an expert gets": experts is not None
         and not (grouped_by_torch and _counts_stay(config, shape)),
         "the router's bias follows the load of the experts": (
@@ -182,7 +187,11 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     graphed = decide(
         "cuda_graph",
         _graph(config, shape, world, grouped_by_torch=ours),
-        default=config.precision != "fp8" and launches_limit(config, shape),
+        default=(
+            config.precision != "fp8"
+            and config.pipeline_parallel_size == 1
+            and launches_limit(config, shape)
+        ),
     )
     return Switches(
         transformer_engine=te,
