@@ -180,7 +180,7 @@ def test_narrow_heads_wait_for_their_exponentials() -> None:
 
 
 def test_heads_of_80_take_nearly_as_long_as_heads_of_128() -> None:
-    """GPT-3 2.7B: 32 layers of 32 heads. By cuDNN 1.1606 and 1.9768 ms, for 128 1.3435 and 2.2188."""
+    """GPT-3 2.7B: 32 layers of 32 heads. By cuDNN 1.1606 and 1.9768 ms, of 128 in the test."""
     found = seconds(
         model="gpt3-2.7b", sequence_length=2048, micro_batch_size=4, global_batch_size=4
     )
@@ -259,21 +259,27 @@ def test_element_wise_kernels_move_two_bytes_for_each_access(
         assert found == pytest.approx(TOKENS * (32 * 2 * values + logits) / BANDWIDTH)
 
 
+ADDED = 2 * 3.7 / 1.4  # read and written at 1.4 TB/s instead of 3.7
+
+
 @pytest.mark.parametrize(
     ("fields", "model", "values"),
     [
         # the gradients of queries, keys and values, of the projection, and of 4 and 1 in the MLP
-        ({}, "gpt3-2.7b", 2560 * (3 + 1 + 4 + 1)),
-        ({"tensor_parallel_size": 2, "world_size": 2}, "gpt3-2.7b", 2560 * (7 / 2 + 2)),
+        ({}, "gpt3-2.7b", 2560 * (3 + 1 + 4 + 1 + ADDED * 3)),
+        ({"recompute": "full"}, "gpt3-2.7b", 2560 * (3 + 1 + 4 + 1 + 2 * ADDED * 3)),
+        ({"tensor_parallel_size": 2, "world_size": 2}, "gpt3-2.7b",
+         2560 * (7 / 2 + 2 + ADDED * 3 / 2)),
         ({"tensor_parallel_size": 2, "world_size": 2, "sequence_parallel": True}, "gpt3-2.7b",
-         2560 * 9 / 2),
-        ({}, "qwen2.5-7b", 3584 + 2 * 4 * 128),
-        ({}, "gpt-oss-20b", 64 * (64 + 2 * 8) + 2880),  # its experts have their biases in a product
+         2560 * (9 + ADDED * 3) / 2),
+        ({}, "qwen2.5-7b", (1 + ADDED) * (3584 + 2 * 4 * 128)),
+        # its experts have their biases in a product
+        ({}, "gpt-oss-20b", (1 + ADDED) * 64 * (64 + 2 * 8) + 2880),
         ({"layer_spec": "transformer_engine"}, "gpt3-2.7b", 0),
         ({"engine": "nemo"}, "gpt3-2.7b", 0),
     ],
 )  # fmt: skip
-def test_gradients_of_biases_are_read_to_be_summed_up_unless_products_do_it(
+def test_biases_are_added_and_their_gradients_summed_up_unless_products_do_it(
     fields: dict[str, Any], model: str, values: float
 ) -> None:
     asked = config(
@@ -283,7 +289,7 @@ def test_gradients_of_biases_are_read_to_be_summed_up_unless_products_do_it(
     plain = replace(biased, attention_bias="none", mlp_bias=False)
     more, less = (amounts(asked, one, H100).seconds["elementwise"] for one in (biased, plain))
     moved = 2 * biased.num_layers * TOKENS * values
-    assert more - less == pytest.approx(moved / BANDWIDTH, rel=1e-6, abs=1e-9)
+    assert more - less == pytest.approx(moved / BANDWIDTH, rel=0.02, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -593,6 +599,24 @@ def test_a_step_waits_for_the_slowest_of_its_devices(world: int, deviations: flo
 
 
 # Links
+
+
+@pytest.mark.parametrize(
+    ("ran", "ranks", "passes"),
+    [(None, 2, 0), ({"tensor_pieces": "exchanged"}, 2, 0), ({}, 2, 4), (None, 4, 4)],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_pieces_are_summed_up_unless_two_ranks_exchange_them(
+    ran: dict[str, Any] | None, ranks: int, passes: int, recompute: str
+) -> None:
+    """A pass has two sums, which read r pieces of a row and write one; again forward if remade."""
+    asked = config(tensor_parallel_size=ranks, world_size=ranks, sequence_parallel=True,
+                   overlap_tensor_parallel="on", recompute=recompute)  # fmt: skip
+    on = None if ran is None else {"overlap_tensor_parallel": "on", **ran}
+    found = amounts(asked, catalog.model(asked.model), H100, on).seconds
+    passes += 2 * (recompute == "full" and passes > 0)
+    size = 32 * passes * 2 * TOKENS * 4096 * (ranks + 1) / ranks
+    assert found.get("tensor_sums", 0.0) == pytest.approx(size / BANDWIDTH)
 
 
 @pytest.mark.parametrize(("parallel", "passes"), [(False, 8), (True, 10)])

@@ -382,7 +382,8 @@ class _Job:
         if self.own_kernels and self.machine.is_gpu:
             values += traffic.joined_values(shape) / tensor
         if self.own_kernels and self.machine.is_gpu and not in_transformer_engine(config):
-            values += traffic.bias_values(shape, tensor, share, moe=moe)
+            again = config.again(shape.num_layers)
+            values += traffic.bias_values(shape, tensor, share, moe=moe, again=again)
         if self.on["rotary_embedding"]:  # which reads queries where they were split before
             values -= 2 * (2 + config.again(shape.num_layers)) * attention_width(shape) / tensor
         rate = self.machine.memory_bytes_per_second / self.tokens
