@@ -33,6 +33,7 @@ from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 from scalebook.train.model import local  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40
+STAGES = {"world_size": 2, "pipeline_parallel_size": 2}
 
 
 class OneRank:
@@ -450,6 +451,11 @@ def test_collectives_in_pieces_come_with_a_graph(
         ("llama3.2-1b", 1, 8192, {"global_batch_size": 1}, False),  # a single micro batch
         ("llama3.2-1b", 1, 8192, {"context_parallel_size": 2, "world_size": 2}, False),
         ("mixtral-8x7b@2", 1, 2048, {}, False),  # the host counts the tokens of 8 experts
+        ("llama3.2-3b", 1, 4096, STAGES, True),  # 4.6 %
+        ("qwen3-30b-a3b@8", 2, 4096, STAGES, True),  # 25 %
+        ("llama3.1-8b@8", 2, 2048, STAGES, False),
+        ("llama3.2-3b", 1, 4096, STAGES | {"virtual_pipeline_parallel_size": 2}, False),
+        ("llama3.2-3b", 1, 4096, STAGES | {"tensor_parallel_size": 2, "world_size": 4}, False),
     ],
 )
 def test_small_layers_are_replayed_as_a_graph_in_trainer_and_prediction(

@@ -126,9 +126,10 @@ def switches(
         or config.mtp_layers
         or config.num_microbatches < 2
         or config.fused_weight_gradient == "off"
+        or config.virtual_pipeline_parallel_size > 1
     )
     graph = launches_limit(config, shape) and not (
-        stages or sharded == "full" or engine or no_graph
+        (stages and tensor) or sharded == "full" or engine or no_graph
     )
     fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {

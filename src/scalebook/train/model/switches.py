@@ -189,7 +189,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         _graph(config, shape, world, grouped_by_torch=ours),
         default=(
             config.precision != "fp8"
-            and config.pipeline_parallel_size == 1
+            and 1 in (config.pipeline_parallel_size, config.tensor_parallel_size)
             and launches_limit(config, shape)
         ),
     )
