@@ -330,14 +330,9 @@ def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
     return [(name == device) - 1 / len(devices) for name in devices]
 
 
-def _variance_of_node(sizes: Sequence[float]) -> float:
-    """Return the variance of a node's effect, whose coefficients in scaled samples are known."""
-    return 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
-
-
 def _shared(sizes: Sequence[float], rows: Matrix) -> tuple[list[float], float]:
     """Return the mean effect of a node by column of its samples' scaled rows, and its variance."""
-    variance = _variance_of_node(sizes)
+    variance = 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
     return [variance * _dot(sizes, column) for column in zip(*rows, strict=True)], variance
 
 
