@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from train_worlds import SMALL, Finished, environment
@@ -103,10 +104,56 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         os._exit(code)
 
 
-def _let_compile(_: int) -> None:
-    from scalebook.train.model import switches
+def _played(chunk: Any, batch: Any, hidden: Any) -> Any:
+    """Stand for the two graphs of a micro batch in flight: each replay computes the pass."""
+    import torch
 
+    from scalebook.train.model import graph
+
+    static = graph._clone(batch)
+    received = None if hidden is None else hidden.detach().clone().requires_grad_()
+    made: list[Any] = []
+
+    def compute() -> Any:
+        chunk.module.set_input_tensor([received])
+        return chunk(static.tokens, static.position_ids, None, labels=static.labels)
+
+    def forward() -> None:
+        with torch.enable_grad():
+            made.append(compute())
+        output.copy_(made[-1].detach())
+
+    def backward() -> None:
+        if received is not None:
+            received.grad = None
+        torch.autograd.backward(made.pop(), gradient)
+
+    with torch.no_grad():
+        output = compute().clone()
+    gradient = torch.zeros_like(output)
+    print("captured", flush=True)
+    passes = (SimpleNamespace(replay=each) for each in (forward, backward))
+    return graph._InFlight(*passes, static, received, output, gradient)
+
+
+def _as_on_a_gpu(_: int) -> None:
+    """Let pieces be compiled and passes replayed; where a norm is compiled, average gradients."""
+    import torch
+
+    from scalebook.train.model import graph, megatron_config, switches
+    from scalebook.train.world import World
+
+    reduced = megatron_config.ddp_config
+    gpu = World(0, 2, torch.device("cuda"))
     switches._compiled = lambda _: None
+    whole = switches._graph
+    switches._graph = lambda config, *given, **how: (
+        None if config.pipeline_parallel_size > 1 else whole(config, *given, **how)
+    )
+    graph._captured_passes, graph.leave_default_stream = _played, lambda: None
+    megatron_config.ddp_config = lambda config, world, on: reduced(
+        config, gpu if on.fused_norm else world, on
+    )
 
 
 def main() -> None:
@@ -117,7 +164,7 @@ def main() -> None:
     folder = Path(sys.argv[2])
     for number, changes in enumerate(json.loads(Path(sys.argv[1]).read_text()).values()):
         output = folder / str(number)
-        first = [_let_compile] * (len(sys.argv) > 3)
+        first = [_as_on_a_gpu] * (len(sys.argv) > 3)
         code = run(RunConfig(**{**SMALL, **changes}), output, *first)
         (output / CODE).write_text(str(code))
 

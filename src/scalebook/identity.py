@@ -22,7 +22,10 @@ Item = TypeVar("Item")
 
 # The software whose version can change a speed. transformer_engine is null where it is not there.
 VERSIONS = ("torch", "megatron_core", "transformer_engine")
-KERNELS = ("window_attention", "context_parallel_communication")  # by which a run computed
+KERNELS = (  # by which a run computed
+    *("window_attention", "context_parallel_communication"),
+    *("pipeline_transfers", "tensor_pieces"),
+)
 _NEVER = frozenset(settings.named("never"))
 # Work that a log from elsewhere mentions only where there is any.
 _UNUSUAL = ("mtp_layers", "packed_documents")

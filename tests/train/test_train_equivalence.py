@@ -26,6 +26,12 @@ DENSE: dict[str, dict[str, Any]] = {
     "distributed optimizer alone": {"data_parallel_sharding": "optimizer"},
     "TP=2": {"world_size": 2, "tensor_parallel_size": 2},
     "TP=2 with SP": {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "TP=2 with SP that adds gradients where they lie": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "fused_weight_gradient": "on",
+    },
     "PP=2": {"world_size": 2, "pipeline_parallel_size": 2},
     "PP=2 with fewer layers last": {
         "world_size": 2,
@@ -336,10 +342,11 @@ def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, 
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-def test_pieces_that_are_compiled_train_the_same_model(tmp_path: Path):
+def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(tmp_path: Path):
     names = ("fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy")
     layouts = {
         "dense": {"tensor_parallel_size": 2, "sequence_parallel": True},
+        "replicas": {"data_parallel_sharding": "optimizer"},
         "experts": {"model": "tiny-moe", "expert_parallel_size": 2, "grouped_gemm": "on"},
     }
     asked = {
@@ -360,6 +367,19 @@ def test_pieces_that_are_compiled_train_the_same_model(tmp_path: Path):
         assert compiled.losses == pytest.approx(plain.losses, rel=1e-6)
         norms = [[step.grad_norm for step in run.steps] for run in (compiled, plain)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
+def test_stages_that_are_replayed_train_the_same_model(model: str, tmp_path: Path):
+    layout = {"model": model, "world_size": 2, "pipeline_parallel_size": 2, "steps": STEPS}
+    asked = {state: {**layout, "cuda_graph": state} for state in ("off", "on")}
+    ended = trained(tmp_path, asked, compiled=True)
+    assert_same_curve(ended["on"], ended["off"])
+    assert [ended[state].observed["cuda_graph"] for state in asked] == ["off", "on"]
+    assert ended["on"].observed["pipeline_transfers"] == "queued"
+    assert ended["on"].observed["tensor_pieces"] is None
+    # Two micro batches are in flight in the first stage, one in the second.
+    assert [ended[state].log.count("captured") for state in asked] == [0, 2 + 1]
 
 
 def test_another_seed_gives_another_curve(runs: dict[str, Finished]):

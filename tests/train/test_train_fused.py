@@ -6,6 +6,10 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +27,13 @@ cpu.install()
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from scalebook.train.layers import async_tensor_parallel as pieces  # noqa: E402
 from scalebook.train.layers import fused, remake, vocabulary  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 from scalebook.train.model import local  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40
+STAGES = {"world_size": 2, "pipeline_parallel_size": 2}
 
 
 class OneRank:
@@ -286,6 +292,24 @@ def test_a_tensor_without_a_recipe_stays():
     assert hidden.untyped_storage().nbytes() == 16
 
 
+def test_tokens_of_another_rank_add_their_zeros_to_different_rows(monkeypatch: Any):
+    """All in one row, the additions of a GPU queue there."""
+    monkeypatch.setattr(vocabulary.fused, "apply", lambda _, rows, inside, __: (rows, inside))
+    table: Any = SimpleNamespace(
+        tp_group=SimpleNamespace(size=lambda: 2),
+        vocab_start_index=8,
+        vocab_end_index=16,
+        num_embeddings_per_partition=8,
+        reduce_scatter_embeddings=False,
+        weight=None,
+    )
+    kept = "reduce_from_tensor_model_parallel_region"
+    monkeypatch.setattr(vocabulary.mcore.tensor_parallel, kept, lambda found, **_: found)
+    rows, inside = vocabulary.Embedding.forward(table, torch.tensor([[0, 3, 7, 8, 15]]))
+    assert rows.tolist() == [[0, 3, 7, 0, 7]]
+    assert inside.tolist() == [[False] * 3 + [True] * 2]
+
+
 def test_two_ranks_agree_with_one(tmp_path: Path):
     program = Path(__file__).parents[1] / "two_ranks.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -300,6 +324,68 @@ def test_two_ranks_agree_with_one(tmp_path: Path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("agrees") == 2
+
+
+class TwoRanks:
+    """The memory that two threads share, as torch's symmetric memory: bytes for each rank."""
+
+    def __init__(self, rank: int, bytes_: Tensor, meet: threading.Barrier) -> None:
+        self.rank, self.bytes, self.meet = rank, bytes_, meet
+
+    def get_buffer(self, rank: int, shape: Any, dtype: Any, begin: int) -> Tensor:
+        return self.bytes[rank].view(dtype)[begin : begin + shape.numel()].view(shape)
+
+    def barrier(self, channel: int) -> None:
+        self.meet.wait(60)
+
+
+def test_two_ranks_exchange_pieces_bit_by_bit_however_late_one_is(monkeypatch: Any):
+    local_ = threading.local()
+    late = 1
+
+    class Stream:
+        def wait_stream(self, _: Any) -> None: ...
+
+    @contextmanager
+    def stream(_: Any) -> Any:
+        if local_.memory.rank == late:
+            time.sleep(0.02)
+        yield
+
+    device = SimpleNamespace(
+        current_stream=Stream, stream=stream, _sleep=lambda _: None, Stream=lambda **_: Stream()
+    )
+    symmetric = SimpleNamespace(get_symm_mem_workspace=lambda *_, **__: local_.memory)
+    monkeypatch.setattr(pieces, "_cuda", device)
+    monkeypatch.setattr(pieces, "import_module", lambda _: symmetric)
+    pieces._streams.cache_clear()
+    shared, meet = torch.zeros(2, 1 << 12, dtype=torch.uint8), threading.Barrier(2)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(5))
+    rows, weights = draw(3, 2, 4, 8).bfloat16(), draw(3, 2, 8, 6).bfloat16()
+    group: Any = SimpleNamespace(group_name="tensor")
+
+    def of(rank: int) -> list[Tensor]:
+        local_.memory = TwoRanks(rank, shared, meet)
+        found: list[Tensor] = []
+        for own, weight in zip(rows[:, rank], weights[:, rank], strict=True):
+            found += pieces._gather_of_two(own, weight, group)
+            found += pieces._scatter_of_two(own, weight, group)
+            found += pieces._scatter_of_two(own, weight, group, own + 1)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(of, (0, 1)))
+    for turn in range(3):
+        whole, weight = rows[turn], weights[turn]
+        summed = torch.stack([whole[0] @ weight[0], whole[1] @ weight[1]]).sum(0)
+        for rank in (0, 1):
+            gathered, product, part, again, meanwhile = found[rank][5 * turn : 5 * turn + 5]
+            assert torch.equal(gathered, whole)
+            assert torch.equal(product, whole @ weight[rank])
+            assert torch.equal(part, summed.chunk(2)[rank])
+            assert torch.equal(again, part)
+            assert torch.equal(meanwhile, whole + 1)
+    pieces._streams.cache_clear()
 
 
 def test_scaling_in_place_is_one_factor_for_all():
@@ -365,6 +451,11 @@ def test_collectives_in_pieces_come_with_a_graph(
         ("llama3.2-1b", 1, 8192, {"global_batch_size": 1}, False),  # a single micro batch
         ("llama3.2-1b", 1, 8192, {"context_parallel_size": 2, "world_size": 2}, False),
         ("mixtral-8x7b@2", 1, 2048, {}, False),  # the host counts the tokens of 8 experts
+        ("llama3.2-3b", 1, 4096, STAGES, True),  # 4.6 %
+        ("qwen3-30b-a3b@8", 2, 4096, STAGES, True),  # 25 %
+        ("llama3.1-8b@8", 2, 2048, STAGES, False),
+        ("llama3.2-3b", 1, 4096, STAGES | {"virtual_pipeline_parallel_size": 2}, False),
+        ("llama3.2-3b", 1, 4096, STAGES | {"tensor_parallel_size": 2, "world_size": 4}, False),
     ],
 )
 def test_small_layers_are_replayed_as_a_graph_in_trainer_and_prediction(
@@ -454,6 +545,28 @@ def test_a_run_says_where_the_numbers_of_experts_tokens_are_read(
     assert readback._token_counts(trainer) == expected
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_transfer_between_stages_waits_for_the_device_and_gpus_average_as_they_reduce(
+    device: str, monkeypatch: Any
+):
+    from training import small
+
+    from scalebook.facts import catalog
+    from scalebook.train.model import megatron_config
+    from scalebook.train.model.switches import resolve
+    from scalebook.train.world import World
+
+    monkeypatch.setattr(fused, "can_accumulate", lambda _: True)
+    world, shape = World(0, 2, torch.device(device)), catalog.model("tiny-llama")
+    config = small(platform="h200", world_size=2, pipeline_parallel_size=2, layer_spec="torch")
+    on = resolve(config, shape, world)
+    settings = megatron_config.transformer_config(config, shape, world, on)
+    assert settings.batch_p2p_comm
+    assert not settings.batch_p2p_sync
+    reduced = megatron_config.ddp_config(config, world, on)
+    assert reduced.average_in_collective == (device == "cuda")
+
+
 @pytest.mark.parametrize("fp8", [None, "hybrid"])
 def test_a_graph_casts_weights_to_fp8_in_the_first_micro_batch_alone(
     monkeypatch: pytest.MonkeyPatch, fp8: str | None
@@ -462,6 +575,7 @@ def test_a_graph_casts_weights_to_fp8_in_the_first_micro_batch_alone(
     from scalebook.train.samples import Batch
 
     ran: list[tuple[bool, bool]] = []  # for each micro batch: weights cast, gradients reduced
+    made, waiting = 0, []  # batches, and how many of them had not been launched
 
     class Chunk:
         config = SimpleNamespace(fp8=fp8, no_sync_func=None)
@@ -473,7 +587,18 @@ def test_a_graph_casts_weights_to_fp8_in_the_first_micro_batch_alone(
     def captured(chunk: Chunk, *_: Any, finish: bool) -> Any:
         kind = chunk.first, finish
         chunk.first = False  # as a layer of Transformer Engine does after its first pass
-        return SimpleNamespace(run=lambda _: ran.append(kind))
+
+        def run(_: Batch) -> None:
+            ran.append(kind)
+            waiting.append(made - len(ran))
+
+        return SimpleNamespace(run=run)
+
+    def batches() -> Any:
+        nonlocal made
+        for _ in range(4):
+            made += 1
+            yield Batch(*[torch.zeros(1)] * 3)
 
     monkeypatch.setattr(graph, "_captured", captured)
     nothing = lambda: None  # noqa: E731
@@ -483,11 +608,12 @@ def test_a_graph_casts_weights_to_fp8_in_the_first_micro_batch_alone(
     monkeypatch.setattr(graph, "_cuda", device)
     schedule = graph.GraphedSchedule(lambda **_: [])
     for step in range(4):
-        batches = iter([Batch(*[torch.zeros(1)] * 3) for _ in range(4)])
-        schedule(model=[Chunk()], data_iterator=batches, num_microbatches=4)
+        made = len(ran)
+        schedule(model=[Chunk()], data_iterator=batches(), num_microbatches=4)
         cast = fp8 is not None
         expected = [(cast, False), (False, False), (False, False), (False, True)]
         assert ran == expected * max(0, step + 1 - graph.WARM_UP_STEPS)
+    assert waiting == [0] * 8  # each batch was made once the one before had been launched
 
 
 def angles_of(tokens: int, width: int) -> Tensor:

@@ -15,6 +15,8 @@ _GATED, _PLAIN = (3, 5), (2, 3)  # of the MLP's width
 # torch.cat of the parts of latent queries, keys and their gradients: 0.94 TB/s there, a quarter
 # of what other kernels reach.
 _SLOW_COPY = 4
+# Of torch, of a bias to values that are not in a row: 1.4 TB/s on an H200, others reach 3.7.
+_SLOW_ADD = 2.6
 LOGIT_BYTES = 8.0  # of one logit: read twice, its gradient written where it lies and read
 
 
@@ -60,6 +62,24 @@ def product_values(shape: ModelShape, tensor: int, dense: float) -> tuple[float,
         forward += (shape.mlp_matrices - 1) * dense / tensor + hidden
         backward += hidden + dense / tensor
     return forward, backward
+
+
+def bias_values(
+    shape: ModelShape, tensor: int, replicated: float, *, moe: bool, again: float = 0.0
+) -> float:
+    """Values per token that one rank reads to sum up the gradients of a layer's biases.
+
+    Those of queries, keys and values are added by a kernel of their own, ``again`` times more.
+    Biases of products that ranks share by rows are added to the sum, of which each has a share.
+    """
+    hidden, heads = shape.hidden_size * replicated, shape.num_attention_heads
+    made = (heads + 2 * shape.num_query_groups) * shape.head_dim / tensor
+    added = 2 * _SLOW_ADD * made * (1 + again)
+    values = made + added if shape.attention_bias != "none" else 0.0
+    values += hidden if shape.attention_bias == "all" else 0.0
+    if shape.mlp_bias and not (moe and shape.moe):
+        values += (shape.mlp_matrices - 1) * shape.ffn_hidden_size / tensor + hidden
+    return values
 
 
 def joined_values(shape: ModelShape) -> float:

@@ -111,12 +111,12 @@ class RateFit:
 
         The mean of the configurations most like it, but for those that are ``without``.
         """
-        alike = dict.fromkeys(self._of_configurations.keys() - without, 0.0)
+        alike = [0.0] * len(self._of_configurations)
         for kind, share in shares.items():
-            for name, other in self._of_kinds[kind]:
-                if name in alike:
-                    alike[name] += share if share < other else other
-        found = nlargest(_MOST_LIKE, alike.values())
+            column = self._of_kinds[kind]
+            alike = [a + (b if b < share else share) for a, b in zip(alike, column, strict=True)]
+        named = zip(alike, self._of_configurations, strict=True)
+        found = nlargest(_MOST_LIKE, [one for one, name in named if name not in without])
         return 1 - sum(found) / len(found) if found else 0.0
 
     @cached_property
@@ -124,13 +124,10 @@ class RateFit:
         return {one.configuration: self._shares(one.work) for one in self.samples}
 
     @cached_property
-    def _of_kinds(self) -> Mapping[str, list[tuple[str, float]]]:
-        """The configurations that have a kind, with its share of their step."""
-        found: dict[str, list[tuple[str, float]]] = {kind: [] for kind in self.kinds}
-        for name, shares in self._of_configurations.items():
-            for kind, share in shares.items():
-                found[kind].append((name, share))
-        return found
+    def _of_kinds(self) -> Mapping[str, list[float]]:
+        """The share of a kind in the step of each configuration."""
+        every = self._of_configurations.values()
+        return {kind: [shares.get(kind, 0.0) for shares in every] for kind in self.kinds}
 
     def _shares(self, work: Mapping[str, float]) -> Shares:
         """Return the share of a step's time of each fitted kind that it has."""
@@ -225,64 +222,105 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
     ordered = tuple(
         sorted(samples, key=lambda one: (one.configuration, one.seconds, sorted(one.work.items())))
     )
-    found = least_squares(ordered, belief)
-    for _ in range(_ROUNDS):
+    normal = _normal(ordered, belief)
+    found = least_squares(ordered, belief, normal=normal, covariance=False)
+    for left in reversed(range(_ROUNDS)):
         errors = [abs(found.seconds(one.work, one.device) / one.seconds - 1) for one in ordered]
         doubts = [max(error / _CLEAN_ERROR, 1.0) for error in errors]
         ordered = tuple(
-            replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
+            one if one.doubt == doubt else replace(one, doubt=doubt)
+            for one, doubt in zip(ordered, doubts, strict=True)
         )
-        found = least_squares(ordered, belief)
+        found = least_squares(ordered, belief, normal=normal, covariance=not left)
     return found
 
 
 def least_squares(
-    ordered: tuple[StepSample, ...], belief: Belief, held: frozenset[str] = frozenset()
+    ordered: tuple[StepSample, ...],
+    belief: Belief,
+    held: frozenset[str] = frozenset(),
+    normal: _Normal | None = None,
+    covariance: bool = True,
 ) -> RateFit:
     """Return the fit of samples in their order; what is ``held`` keeps its belief.
 
-    A vague belief holds each kind that would cost nothing.
+    A vague belief holds each kind that would cost nothing. ``normal`` are the equations of these
+    samples with any doubts. A fit without its ``covariance`` has slowness only.
     """
-    kinds = tuple(sorted({kind for sample in ordered for kind in sample.work} - held))
-    devices = tuple(sorted({one.device for one in ordered}))
-    devices = devices if len(devices) > 1 else ()
+    normal = normal or _normal(ordered, belief, held)
+    kinds, devices = normal.kinds, normal.devices
     names = (*kinds, *devices)
-    place, size = {name: i for i, name in enumerate(names)}, len(names)
-    matrix, vector = [[0.0] * size for _ in names], [0.0] * size
-    nodes: dict[str, list[_Equation]] = {}
-    for one in ordered:
-        of_held = sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
-        terms = [(place[kind], value) for kind, value in one.work.items() if kind in place]
-        shares = zip(devices, _device_shares(one.device, devices), strict=True)
-        terms += [(place[name], one.seconds * share) for name, share in shares]
-        scaled = [(i, value / one.scale) for i, value in terms]
-        rest = (one.seconds - of_held) / one.scale
-        for i, value in scaled:
-            vector[i] += value * rest
-            for j, other in scaled:
-                matrix[i][j] += value * other
-        if one.node:
-            equation = _Equation(one.seconds / one.scale, rest, scaled)
-            nodes.setdefault(one.node, []).append(equation)
+    matrix, vector = [[*row] for row in normal.matrix], [*normal.vector]
+    nodes: dict[str, list[tuple[float, _Equation]]] = {}
+    for sample, one in zip(ordered, normal.equations, strict=True):
+        weight = sample.doubt**-2
+        if weight != 1:
+            _add(matrix, vector, one, weight - 1)
+        if sample.node:
+            nodes.setdefault(sample.node, []).append((weight, one))
     for equations in nodes.values():
         _integrate_out(matrix, vector, equations)
     for i, name in enumerate(names):
         weight = (DEVICE_SPREAD if name in devices else belief.deviation[name]) ** -2
         matrix[i][i] += weight
         vector[i] += weight * (0.0 if name in devices else belief.mean[name])
-    values, covariance = _not_negative(matrix, vector, len(kinds))
+        matrix[i][:i] = [above[i] for above in matrix[:i]]
+    values, free = _not_negative(matrix, vector, len(kinds))
     slowness = dict(belief.mean) | dict(zip(names, values, strict=True))
-    if belief.vague and (free := {kind for kind in kinds if slowness[kind] <= 0}):
-        return least_squares(ordered, belief, held | free)
-    return RateFit(belief, kinds, slowness, covariance, ordered, devices)
+    if belief.vague and (nothing := {kind for kind in kinds if slowness[kind] <= 0}):
+        return least_squares(ordered, belief, held | nothing, covariance=covariance)
+    known = _covariance(matrix, free) if covariance else []
+    return RateFit(belief, kinds, slowness, known, ordered, devices)
 
 
 class _Equation(NamedTuple):
-    """A sample of a node, scaled."""
+    """A sample over the deviation of its noise, without doubt."""
 
     seconds: float
     rest: float  # of them, without what is held
     terms: list[tuple[int, float]]  # place and coefficient: most kinds are in few samples
+
+
+class _Normal(NamedTuple):
+    """The normal equations of samples without doubts, nodes and belief: their upper half."""
+
+    kinds: tuple[str, ...]
+    devices: tuple[str, ...]
+    equations: list[_Equation]
+    matrix: Matrix
+    vector: list[float]
+
+
+def _normal(
+    ordered: Sequence[StepSample], belief: Belief, held: frozenset[str] = frozenset()
+) -> _Normal:
+    """Return the equations of samples in their order, and their sums."""
+    kinds = tuple(sorted({kind for sample in ordered for kind in sample.work} - held))
+    devices = tuple(sorted({one.device for one in ordered}))
+    devices = devices if len(devices) > 1 else ()
+    names = (*kinds, *devices)
+    place = {name: i for i, name in enumerate(names)}
+    found = _Normal(kinds, devices, [], [[0.0] * len(names) for _ in names], [0.0] * len(names))
+    for one in ordered:
+        scale = one.seconds * one.own_noise
+        of_held = sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
+        terms = sorted((place[kind], value) for kind, value in one.work.items() if kind in place)
+        shares = zip(devices, _device_shares(one.device, devices), strict=True)
+        terms += [(place[name], one.seconds * share) for name, share in shares]
+        scaled = [(i, value / scale) for i, value in terms]
+        equation = _Equation(one.seconds / scale, (one.seconds - of_held) / scale, scaled)
+        found.equations.append(equation)
+        _add(found.matrix, found.vector, equation, 1.0)
+    return found
+
+
+def _add(matrix: Matrix, vector: list[float], one: _Equation, weight: float) -> None:
+    """Add a sample of a weight to the upper half of normal equations."""
+    for at, (i, value) in enumerate(one.terms):
+        row, weighted = matrix[i], weight * value
+        vector[i] += weighted * one.rest
+        for j, other in one.terms[at:]:
+            row[j] += weighted * other
 
 
 def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
@@ -292,43 +330,39 @@ def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
     return [(name == device) - 1 / len(devices) for name in devices]
 
 
-def _variance_of_node(sizes: Sequence[float]) -> float:
-    """Return the variance of a node's effect, whose coefficients in scaled samples are known."""
-    return 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
-
-
 def _shared(sizes: Sequence[float], rows: Matrix) -> tuple[list[float], float]:
     """Return the mean effect of a node by column of its samples' scaled rows, and its variance."""
-    variance = _variance_of_node(sizes)
+    variance = 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
     return [variance * _dot(sizes, column) for column in zip(*rows, strict=True)], variance
 
 
-def _integrate_out(matrix: Matrix, vector: list[float], node: Sequence[_Equation]) -> None:
-    """Take the unknown effect of a node off the normal equations."""
-    variance = _variance_of_node([one.seconds for one in node])
-    total, rest = [0.0] * len(vector), sum(one.seconds * one.rest for one in node)
-    for one in node:
+def _integrate_out(
+    matrix: Matrix, vector: list[float], node: Sequence[tuple[float, _Equation]]
+) -> None:
+    """Take the unknown effect of a node with weighted samples off the upper half of equations."""
+    total, rest, square = [0.0] * len(vector), 0.0, 1 / _NODE_VARIANCE
+    for weight, one in node:
+        size = weight * one.seconds
+        square += size * one.seconds
+        rest += size * one.rest
         for i, value in one.terms:
-            total[i] += one.seconds * value
+            total[i] += size * value
     for i, value in enumerate(total):
-        if value:
-            vector[i] -= variance * value * rest
-            matrix[i] = [a - variance * value * b for a, b in zip(matrix[i], total, strict=True)]
+        if factor := value / square:
+            vector[i] -= factor * rest
+            pairs = zip(matrix[i][i:], total[i:], strict=True)
+            matrix[i][i:] = [a - factor * b for a, b in pairs]
 
 
 def _not_negative(
-    matrix: Matrix, vector: list[float], first: int | None = None
-) -> tuple[list[float], Matrix]:
-    """Return the minimum without negative values, and the inverse over those above zero.
-
-    Only the ``first`` values are bounded, by default all.
-    """
+    matrix: Matrix, vector: list[float], bounded: int
+) -> tuple[list[float], set[int]]:
+    """Return the minimum without negative values among the first ones, and which are above zero."""
     size = len(vector)
-    bounded = range(size if first is None else first)
     free = set(range(size))
     for _ in range(3 * size + 1):
-        values, covariance = _solved(matrix, vector, free)
-        negative = [i for i in free if values[i] < 0 and i in bounded]
+        values = _solved(matrix, vector, free)
+        negative = [i for i in free if values[i] < 0 and i < bounded]
         if negative:
             free.remove(min(negative, key=lambda i: values[i]))
             continue
@@ -339,24 +373,38 @@ def _not_negative(
         }
         best = max(slope, key=lambda i: slope[i], default=None)
         if best is None or slope[best] <= 1e-9 * abs(vector[best]) + _TINY:
-            return values, covariance
+            return values, free
         free.add(best)
-    values, covariance = _solved(matrix, vector, free)
-    kept = [max(value, 0.0) if i in bounded else value for i, value in enumerate(values)]
-    return kept, covariance
+    values = _solved(matrix, vector, free)
+    return [max(value, 0.0) if i < bounded else value for i, value in enumerate(values)], free
 
 
-def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[float], Matrix]:
-    """Return the minimum over the free values, all others zero, and the inverse over them."""
-    size, chosen = len(vector), sorted(free)
-    inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
-    values = [0.0] * size
+def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> list[float]:
+    """Return the minimum over the free values, all others zero (Gauss, of the upper half)."""
+    chosen, values = sorted(free), [0.0] * len(vector)
+    rows = [[matrix[i][j] for j in chosen[at:]] + [vector[i]] for at, i in enumerate(chosen)]
+    for at, lead in enumerate(rows):
+        pivot = lead[0] or _TINY
+        for below, value in enumerate(lead[1:-1], 1):
+            if factor := value / pivot:
+                pairs = zip(rows[at + below], lead[below:], strict=True)
+                rows[at + below] = [a - factor * b for a, b in pairs]
+    for at in reversed(range(len(rows))):
+        pivot, *others, right = rows[at]
+        rest = sum(a * values[j] for a, j in zip(others, chosen[at + 1 :], strict=True))
+        values[chosen[at]] = (right - rest) / (pivot or _TINY)
+    return values
+
+
+def _covariance(matrix: Matrix, free: set[int]) -> Matrix:
+    """Return the inverse over the free values, zero for all others."""
+    chosen, size = sorted(free), len(matrix)
     covariance = [[0.0] * size for _ in range(size)]
+    inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
     for row, i in zip(inverse, chosen, strict=True):
-        values[i] = sum(weight * vector[j] for weight, j in zip(row, chosen, strict=True))
         for weight, j in zip(row, chosen, strict=True):
             covariance[i][j] = weight
-    return values, covariance
+    return covariance
 
 
 def _inverse(matrix: Matrix) -> Matrix:

@@ -57,6 +57,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("launch", "kernel launches", 1.0, 0.7),
         Kind("tensor_exposed", "tensor-parallel communication", 1.3, 0.7),
         Kind("tensor_piece", "first pieces of overlapped collectives", 1.5, 1.0),
+        Kind("tensor_sums", "sums of pieces of tensor-parallel collectives", 2.4, 1.2),
         Kind("tensor_overlapped", "overlapped tensor-parallel communication", 0.5, 0.5),
         # Of engines with Transformer Engine's user buffers; nobody has measured them here.
         Kind("tensor_unhidden", "collectives that user buffers do not hide", 1.3, 0.6),
@@ -95,6 +96,8 @@ KERNELS = {
     "window_attention": "fused",
     "context_parallel_communication": "overlapped_all_gather",
     "rotary_embedding": "while_split",
+    "pipeline_transfers": "queued",
+    "tensor_pieces": "exchanged",
     "token_counts": "device",
 }
 
@@ -111,7 +114,7 @@ def switches(
     sharded = config.data_parallel_sharding
     tensor = config.tensor_parallel_size > 1
     spread = tensor and config.sequence_parallel
-    stages = config.pipeline_parallel_size > 1
+    mixed = config.pipeline_parallel_size not in (1, config.world_size)
     engine = in_transformer_engine(config)
     alone = experts_need_no_host(
         shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
@@ -123,10 +126,9 @@ def switches(
         or config.mtp_layers
         or config.num_microbatches < 2
         or config.fused_weight_gradient == "off"
+        or config.virtual_pipeline_parallel_size > 1
     )
-    graph = launches_limit(config, shape) and not (
-        stages or sharded == "full" or engine or no_graph
-    )
+    graph = launches_limit(config, shape) and not (mixed or sharded == "full" or engine or no_graph)
     fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
@@ -152,7 +154,7 @@ def switches(
 
 COMMUNICATION = (
     *("tensor_exposed", "tensor_piece", "tensor_overlapped", "tensor_unhidden", "tensor_hidden"),
-    *("tensor_latency", "context", "context_exposed", "expert_exchange", "pipeline"),
+    *("tensor_sums", "tensor_latency", "context", "context_exposed", "expert_exchange", "pipeline"),
     *("data_exposed", "data_hidden", "network_exposed", "network_hidden"),
 )
 

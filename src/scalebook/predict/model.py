@@ -41,7 +41,7 @@ _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
 # And how many of these runs are in today's intervals, of the runs before each round.
-WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 103, 72, 95
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 123, 82, 111
 _WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
@@ -172,12 +172,15 @@ class Predictor:
         shape = catalog.model(config.model)
         room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
         legality.refuse(legality.Case(config, shape, self.accelerator, room))
+        return self.of_legal(config, shape, fit_memory.estimate(config, shape).total_gib)
+
+    def of_legal(self, config: RunConfig, shape: ModelShape, memory_gib: float) -> Prediction:
+        """Return the prediction of a legal configuration that needs so much memory per GPU."""
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
         spread = math.exp(Z90 * deviation)
         high = rate * spread
-        memory_gib = fit_memory.estimate(config, shape).total_gib
         verdict = fit_memory.verdict(memory_gib, self.accelerator)
         mfu, why = self._mfu(config, shape, rate)
         if mfu:  # nothing is faster than the peak, however little is known

@@ -89,7 +89,7 @@ def layouts(
     shape, accelerator = catalog.model(base.model), made.accelerator
     room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
     left_out: Counter[str] = Counter()
-    fitting: list[RunConfig] = []
+    fitting: list[tuple[RunConfig, float]] = []
     least = math.inf
     settled: set[tuple[Any, ...]] = set()
     for number, (key, config) in enumerate(_variations(base, shape, room, precisions, fixed)):
@@ -112,10 +112,10 @@ def layouts(
             least = min(least, needed)
             left_out["does not fit the memory"] += 1
             continue
-        fitting.append(config)
+        fitting.append((config, needed))
         if verdict.fits or verdict.capacity_gib is None:
             settled.add(key)
-    found = [Candidate(config, made.predict(config)) for config in fitting]
+    found = [Candidate(config, made.of_legal(config, shape, gib)) for config, gib in fitting]
     reach = max((one.prediction.high for one in found if one.prediction.fits), default=0.0)
     found.sort(key=lambda one: (order(one.prediction, reach), one.config.config_hash()))
     return Ranking(tuple(found), dict(left_out), least if math.isfinite(least) else None)

@@ -23,7 +23,7 @@ from scalebook.facts.feasibility.known import ran_out
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.predict.known import KnownRate, configuration, known_rate
 from scalebook.predict.model import Z90, Prediction, Predictor
-from scalebook.predict.search import Ranking, order, words
+from scalebook.predict.search import Candidate, Ranking, order, words
 from scalebook.store import Run
 
 FULL_STEPS, WARMUP_STEPS = 20, 3
@@ -195,7 +195,7 @@ class Tuning:
         if self._standings is None:
             excluded = self.excluded
             found = [
-                self._standing(one.config)
+                self._standing(one)
                 for one in self.ranking.candidates
                 if configuration(one.config) not in excluded
             ]
@@ -204,8 +204,9 @@ class Tuning:
             self._standings = tuple(found)
         return self._standings
 
-    def _standing(self, config: RunConfig) -> Standing:
-        predicted = self.made.predict(config)
+    def _standing(self, one: Candidate) -> Standing:
+        config, taught = one.config, any(tried.rate is not None for tried in self.trials)
+        predicted = self.made.predict(config) if taught else one.prediction
         key = configuration(config)
         own = [(one, one.rate) for one in self.trials if one.key == key and one.rate is not None]
         if not own:

@@ -32,7 +32,7 @@ from scalebook.train import mcore, readback
 from scalebook.train.checkpoint.keeper import Keeper
 from scalebook.train.experts import routing
 from scalebook.train.model.chunks import Model, build, refuse_unsupported
-from scalebook.train.model.graph import GraphedSchedule
+from scalebook.train.model.graph import GraphedSchedule, GraphedStage
 from scalebook.train.model.optimizer import build_optimizer
 from scalebook.train.samples import Batch, Share, micro_batches, samples_of
 from scalebook.train.step_record import RankStep, gather, open_steps, progress
@@ -83,9 +83,11 @@ def train_step(trainer: Trainer, step: int) -> RankStep:
     return RankStep(loss, grad_norm, learning_rate, not succeeded)
 
 
-def _schedule(model: Model) -> Any:
+def _schedule(config: RunConfig, model: Model) -> Any:
     schedule = mcore.get_forward_backward_func()
-    return GraphedSchedule(schedule) if model.switches.cuda_graph else schedule
+    if not model.switches.cuda_graph:
+        return schedule
+    return (GraphedSchedule if config.pipeline_parallel_size == 1 else GraphedStage)(schedule)
 
 
 def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
@@ -112,7 +114,7 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
         samples=samples_of(config, shape, output),
         share=share,
         variables=variables,
-        forward_backward=_schedule(model),
+        forward_backward=_schedule(config, model),
         marks=marks,
         routing=routing.watch(config, model.chunks, shape.num_layers),
     )

@@ -91,6 +91,18 @@ def _token_counts(trainer: Trainer) -> str | None:
     return "device" if stay and on.grouped_gemm and not on.transformer_engine else "host"
 
 
+def _exchanges(trainer: Trainer) -> dict[str, str | None]:
+    """Return whether the host waits for no transfer of a stage, and two ranks' pieces are ours."""
+    config, on = trainer.model.config, trainer.model.switches
+    queued = config.batch_p2p_comm and not config.batch_p2p_sync
+    staged = config.pipeline_model_parallel_size > 1
+    ours = on.overlap_tensor_parallel and config.tensor_model_parallel_size == 2
+    return {
+        "pipeline_transfers": "queued" if staged and queued else None,
+        "tensor_pieces": "exchanged" if ours and trainer.world.on_gpu else None,
+    }
+
+
 def _split() -> dict[str, Any]:
     ranks = mcore.parallel_state
     return {
@@ -176,6 +188,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         **_attention(trainer),
         "rotary_embedding": "while_split" if config.fused_single_qkv_rope else None,
         "token_counts": _token_counts(trainer),
+        **_exchanges(trainer),
         "moe_grouped_gemm": config.moe_grouped_gemm,
         "float32_matmul": torch.get_float32_matmul_precision(),
     }

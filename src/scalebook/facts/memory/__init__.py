@@ -10,7 +10,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -103,6 +103,15 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layer:
+    """What a layer keeps for one microbatch, and needs while its gradients are made (bytes)."""
+
+    kept: float
+    working: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     shape: ModelShape
     parallelism: Parallelism
@@ -113,6 +122,9 @@ class _Job:
     offload_layers: int
     mtp_layers: int
     passing: float  # bytes per parameter that the optimizer's step holds for a moment
+    layers: dict[tuple[bool, bool, bool], _Layer] = field(  # of all stages, by kind
+        default_factory=dict[tuple[bool, bool, bool], _Layer]
+    )
 
 
 def estimate(
@@ -275,7 +287,7 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     shape, parallelism, work = job.shape, job.parallelism, job.work
     chunks = stage_layers(shape, parallelism, stage)
     placed = [list(enumerate(chunk)) for chunk in chunks]
-    sizes = [sum(_layer_bytes(job, layer, at) for at, layer in chunk) for chunk in placed]
+    sizes = [sum(_layer(job, layer, at).kept for at, layer in chunk) for chunk in placed]
     kept = _most_in_flight(job, stage, sizes)
     # One of them is on its way back while the layer above is computed.
     away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
@@ -284,7 +296,7 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
         return kept, 0.0
     norm, logits = activations.head_bytes(shape, parallelism, work)
     # Each module for a further token has logits of its own, kept beside the others.
-    module = _layer_bytes(job, shape.num_layers - 1)
+    module = _layer(job, shape.num_layers - 1).kept
     module += activations.further_token_bytes(shape, parallelism, work)
     return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
 
@@ -320,17 +332,16 @@ def _backward_bytes(job: _Job, stage: int, logits: float, gathered: float) -> fl
     if full and logits:
         reduced = 8 * activations.head_elements(job.shape, job.parallelism)
         head = max(head, reduced - logits - freed)
-    one = _largest_layer(job, stage) if full else 0.0
-    room = logits + freed - (2 * weight * one if freed else 0.0)
-    reduced = one * (8 if once else 8 - weight)  # the weight is one of the two layers
+    largest = _largest_layer(job, stage) if full else 0.0
+    room = logits + freed - (2 * weight * largest if freed else 0.0)
+    reduced = largest * (8 if once else 8 - weight)  # the weight is one of the two layers
     most = 0.0
     for chunk in stage_layers(job.shape, job.parallelism, stage):
         released = 0.0
         for at, layer in reversed(list(enumerate(chunk))):
-            moe = is_moe(job.shape, layer)
-            held = activations.backward_bytes(*given, weight, moe=moe) - released
-            most = max(most, _working_bytes(job, layer, at) + held)
-            released += _layer_bytes(job, layer, at)
+            one = _layer(job, layer, at)
+            most = max(most, one.working + (one.backward - released))
+            released += one.kept
             most = max(most, reduced - released)
     return max(head, most - room)
 
@@ -341,9 +352,9 @@ def _recomputed(job: _Job, at: int) -> bool:
     return job.recompute.mode == "full" and (not layers or at < layers)
 
 
-def _saved(job: _Job, layer: int) -> tuple[float, float]:
+def _saved(job: _Job, moe: bool) -> tuple[float, float]:
     """What recomputing parts of a layer saves: of its attention, of its MLP."""
-    given, moe = (job.shape, job.parallelism, job.work), is_moe(job.shape, layer)
+    given = job.shape, job.parallelism, job.work
     if job.recompute.mode == "pointwise":
         return 0.0, activations.pointwise_bytes(*given, moe=moe)
     names = set(job.recompute.modules)
@@ -353,24 +364,25 @@ def _saved(job: _Job, layer: int) -> tuple[float, float]:
     return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
-def _layer_bytes(job: _Job, layer: int, at: int = 0) -> float:
-    """What one layer keeps for one microbatch under the recomputation mode."""
-    shape, parallelism, work = job.shape, job.parallelism, job.work
-    if _recomputed(job, at):  # the layers of a group keep one input
-        first = at % job.recompute.group == 0
-        return first * activations.checkpoint_bytes(shape, parallelism, work)
-    kept = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
-    return kept - sum(_saved(job, layer))
+def _layer(job: _Job, layer: int, at: int = 0) -> _Layer:
+    """What a layer at a place of its chunk takes under the recomputation mode."""
+    key = is_moe(job.shape, layer), _recomputed(job, at), at % job.recompute.group == 0
+    if key not in job.layers:
+        job.layers[key] = _layer_of(job, *key)
+    return job.layers[key]
 
 
-def _working_bytes(job: _Job, layer: int, at: int) -> float:
-    """What recomputation brings back for one layer while its gradients are made.
+def _layer_of(job: _Job, moe: bool, recomputed: bool, first: bool) -> _Layer:
+    """What a kind of layer takes. The layers of a group that is recomputed keep one input.
 
-    Of parts of a layer the greater: those of the MLP are gone when those of the attention come.
+    Recomputed parts come back while gradients are made, of parts of a layer the greater: those of
+    the MLP are gone when those of the attention come.
     """
-    shape, parallelism, work = job.shape, job.parallelism, job.work
-    if not _recomputed(job, at):
-        return max(_saved(job, layer))
-    whole = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
-    kept = activations.checkpoint_bytes(shape, parallelism, work)
-    return job.recompute.group * whole - kept
+    given = job.shape, job.parallelism, job.work
+    whole = activations.layer_bytes(*given, moe=moe)
+    backward = activations.backward_bytes(*given, job.numbers.weights, moe=moe)
+    if recomputed:
+        kept = activations.checkpoint_bytes(*given)
+        return _Layer(first * kept, job.recompute.group * whole - kept, backward)
+    saved = _saved(job, moe)
+    return _Layer(whole - sum(saved), max(saved), backward)

@@ -274,6 +274,10 @@ TELLING_VALUES = {  # settings whose value says it all
     ("window_attention", "unknown"): "windows by an unknown kernel",
     ("context_parallel_communication", "all_gather"): "keys gathered first",
     ("context_parallel_communication", "overlapped_all_gather"): "keys gathered behind attention",
+    ("pipeline_transfers", "queued"): "transfers queued",
+    ("pipeline_transfers", "unknown"): "a wait after each transfer",
+    ("tensor_pieces", "exchanged"): "pieces exchanged by two ranks",
+    ("tensor_pieces", "unknown"): "pieces by torch's operators",
     **{("recompute", mode): f"{mode} recomputation" for mode in ("full", "pointwise", "selective")},
 }
 OFF = (None, False, "off", "none")

@@ -121,7 +121,8 @@ class Embedding(mcore.VocabParallelEmbedding):
         inside = None
         if self.tp_group.size() > 1:
             inside = (input_ >= self.vocab_start_index) & (input_ < self.vocab_end_index)
-            input_ = (input_ - self.vocab_start_index) * inside
+            # The rest adds zeros, to rows as different as the tokens: of one row, additions queue.
+            input_ = (input_ - self.vocab_start_index) % self.num_embeddings_per_partition
         found = fused.apply(_Rows, input_, inside, self.weight)
         if self.reduce_scatter_embeddings:
             turned = found.transpose(0, 1).contiguous()

@@ -135,7 +135,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     count = weights.parameter_count(chunks, shape.tied_embeddings)
     for chunk in chunks:
         _mark_experts(chunk, config)
-    ddp_config = megatron_config.ddp_config(config, on)
+    ddp_config = megatron_config.ddp_config(config, world, on)
     if sharded:
         types = DTYPES[config.precision], DTYPES[config.gradient_precision]
         once = config.parameter_gather == "step"

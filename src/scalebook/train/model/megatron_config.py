@@ -186,9 +186,11 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        # As Megatron-LM. The interleaved schedule frees an output before it has waited for its
-        # send: right in a GPU's stream order, but over gloo wrong numbers arrive.
-        "batch_p2p_sync": world.on_gpu,
+        # Else the host waits for the device after each transfer, which torch needed before 1.13
+        # (pytorch/pytorch#82450), and launches are late.
+        "batch_p2p_sync": False,
+        # The interleaved schedule frees an output before it has waited for its send: right in a
+        # GPU's stream order, but over gloo wrong numbers arrive.
         "deallocate_pipeline_outputs": world.on_gpu,
     }
 
@@ -219,7 +221,7 @@ def splits_turned(config: RunConfig, shape: ModelShape, on: Switches) -> bool:
     return on.fused_rope and not (on.transformer_engine or between or shared)
 
 
-def ddp_config(config: RunConfig, on: Switches) -> Any:
+def ddp_config(config: RunConfig, world: World, on: Switches) -> Any:
     """Return how Megatron-Core's data parallelism reduces gradients."""
     return mcore.DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.gradient_precision == "fp32",
@@ -227,6 +229,9 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
         overlap_grad_reduce=on.overlap_grad_reduce,
         overlap_param_gather=on.overlap_param_gather,
         fp8_param_gather=config.fp8_primary_weights,
+        # Else a pass divides all gradients first. Gloo averaged wrongly up to torch 2.10, and of
+        # experts on some ranks Megatron-Core refuses a factor that is rounded (3 of 33).
+        average_in_collective=world.on_gpu and config.expert_parallel_size == 1,
     )
 
 

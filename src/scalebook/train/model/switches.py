@@ -143,7 +143,12 @@ def _graph(
         "without fused_weight_gradient the embedding's gradient asks the device for a size": (
             config.fused_weight_gradient == "off"
         ),
-        "a pipeline's schedule is not captured": config.pipeline_parallel_size > 1,
+        "transfers are under way where a chunk would be captured": (
+            config.virtual_pipeline_parallel_size > 1
+        ),
+        "stages cast their weights to FP8 in each pass": (
+            config.pipeline_parallel_size > 1 and config.precision == "fp8"
+        ),
         "the host needs to know how many tokens an expert gets": experts is not None
         and not (grouped_by_torch and _counts_stay(config, shape)),
         "the router's bias follows the load of the experts": (
@@ -178,11 +183,16 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     # On a CPU the grouped product is computed expert after expert anyway.
     products = decide("grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu)
     ours = products and not te
-    # On by default where launches limit: many short kernels a layer.
+    # On by default where launches limit: many short kernels a layer. Stages are replayed by default
+    # only where no other ranks take part.
     graphed = decide(
         "cuda_graph",
         _graph(config, shape, world, grouped_by_torch=ours),
-        default=config.precision != "fp8" and launches_limit(config, shape),
+        default=(
+            config.precision != "fp8"
+            and config.pipeline_parallel_size in (1, config.world_size)
+            and launches_limit(config, shape)
+        ),
     )
     return Switches(
         transformer_engine=te,
