@@ -114,7 +114,7 @@ def switches(
     sharded = config.data_parallel_sharding
     tensor = config.tensor_parallel_size > 1
     spread = tensor and config.sequence_parallel
-    mixed = config.pipeline_parallel_size not in (1, config.world_size)
+    stages = config.pipeline_parallel_size > 1
     engine = in_transformer_engine(config)
     alone = experts_need_no_host(
         shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
