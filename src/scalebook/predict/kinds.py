@@ -128,6 +128,7 @@ def switches(
         or config.fused_weight_gradient == "off"
         or config.virtual_pipeline_parallel_size > 1
     )
+    mixed = stages and config.pipeline_parallel_size < config.world_size
     graph = launches_limit(config, shape) and not (mixed or sharded == "full" or engine or no_graph)
     fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
