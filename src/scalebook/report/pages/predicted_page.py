@@ -204,7 +204,7 @@ def missing(probes: tuple[Probe, ...]) -> Markup:
 
 
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
-MOST_CONFIGURATIONS = 200
+MOST_CONFIGURATIONS = 240
 SHOWN = 14  # rows of a figure
 # What a reader tells apart in a step; every other kind of work is "other".
 PARTS = {
