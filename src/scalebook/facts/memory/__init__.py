@@ -123,7 +123,7 @@ class _Job:
     mtp_layers: int
     passing: float  # bytes per parameter that the optimizer's step holds for a moment
     layers: dict[tuple[bool, bool, bool], _Layer] = field(  # of all stages, by kind
-        default_factory=dict[tuple[bool, bool, bool], _Layer]
+        default_factory=dict[tuple[bool, bool, bool], _Layer], compare=False
     )
 
 
