@@ -7,16 +7,17 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scalebook import project, query, store
 from scalebook.errors import LaunchError
+from scalebook.plan import Plan
 from scalebook.running import finish_run, todo
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
-from scalebook.running.todo import Entry, Inference, Scheduled, label
+from scalebook.running.todo import Entry, Inference, label
 
 OWN_JOBS = "Each run was a separate job, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
@@ -24,9 +25,9 @@ _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of a plan's runs: their schedule, and what is known before a run starts."""
+    """The order of a plan's runs, and what is known before a run starts."""
 
-    scheduled: Scheduled = field(default_factory=Scheduled)
+    plan: Plan | None = None
     entries: Sequence[Entry] = ()
     one_job: bool = False
     prune: bool = False
@@ -34,9 +35,11 @@ class Order:
 
     def record(self, entry: Entry) -> dict[str, Any]:
         """Return what the record of a run keeps of its place; empty without a plan."""
+        if self.plan is None:
+            return {}
         places = [one.config.config_hash() for one in self.entries]
-        kept = self.scheduled.place(places.index(entry.config.config_hash()) + 1, None)
-        if kept and not self.one_job and len(places) > 1:
+        kept = todo.place(self.plan, places.index(entry.config.config_hash()) + 1, None)
+        if not self.one_job and len(places) > 1:
             kept["notes"] = [*kept["notes"], OWN_JOBS]
         return kept
 
@@ -48,7 +51,7 @@ class Order:
         """Return options of ``node`` for the run at a place of its job, counted from 0."""
         if number == 0:
             return ()
-        cool_down = self.scheduled.cool_down
+        cool_down = self.plan.schedule.cool_down if self.plan else None
         words = ("--cool-down", str(cool_down)) if cool_down is not None else ()
         if self.prune:
             words += ("--prune", "--fresh") if self.rerun else ("--prune",)
