@@ -435,5 +435,7 @@ def test_an_unknown_kind_or_a_question_that_asks_nothing_is_refused(
 
 
 def test_every_committed_plan_has_a_kind_and_a_question(root: Path) -> None:
-    documents = [read_document(path) for path in sorted((root / "runs" / "plans").glob("*.toml"))]
+    documents = [
+        read_document(path)[0] for path in sorted((root / "runs" / "plans").glob("*.toml"))
+    ]
     assert [one.name for one in documents if not (one.kind and one.question)] == []

@@ -52,8 +52,7 @@ def train(
     partial = store.create_partial(runs, config)
     with ownership.owned(partial):
         record = _train_in(partial, config, trainer, show)
-        store.publish(partial)
-    return record
+        return record.model_copy(update={"run_id": store.publish(partial).name})
 
 
 def check(config: RunConfig, *, force_platform: bool = False, allocated: bool = False) -> None:

@@ -219,7 +219,7 @@ def _last_stage(layers: int, stages: int, chunks: int) -> str:
     loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
     """
     every = last_stage_sizes(layers, stages)
-    chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
+    chunked = last_stage_sizes(layers, stages, chunks)
     if not every:
         return ""
     best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
@@ -240,8 +240,7 @@ def _uneven(case: Case) -> Iterator[Problem]:
         )
         return
     chunks = config.virtual_pipeline_parallel_size
-    sizes = last_stage_sizes(layers, stages)
-    legal = [size for size in sizes if min(size, (layers - size) // (stages - 1)) >= chunks]
+    sizes, legal = (last_stage_sizes(layers, stages, each) for each in (1, chunks))
     if last not in legal:
         advice = choices(legal)
         if not legal:  # too many chunks, or too many stages
