@@ -27,16 +27,14 @@ _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
 class Order:
     """The order of a plan's runs, and what is known before a run starts."""
 
-    plan: Plan | None = None
-    entries: Sequence[Entry] = ()
+    plan: Plan
+    entries: Sequence[Entry]
     one_job: bool = False
     prune: bool = False
     rerun: bool = False
 
     def record(self, entry: Entry) -> dict[str, Any]:
-        """Return what the record of a run keeps of its place; empty without a plan."""
-        if self.plan is None:
-            return {}
+        """Return what the record of a run keeps of its place."""
         places = [one.config.config_hash() for one in self.entries]
         kept = todo.place(self.plan, places.index(entry.config.config_hash()) + 1, None)
         if not self.one_job and len(places) > 1:
@@ -51,14 +49,11 @@ class Order:
         """Return options of ``node`` for the run at a place of its job, counted from 0."""
         if number == 0:
             return ()
-        cool_down = self.plan.schedule.cool_down if self.plan else None
+        cool_down = self.plan.schedule.cool_down
         words = ("--cool-down", str(cool_down)) if cool_down is not None else ()
         if self.prune:
             words += ("--prune", "--fresh") if self.rerun else ("--prune",)
         return words
-
-
-NO_ORDER = Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +98,7 @@ def jobs(entries: Sequence[Entry], one_job: bool) -> list[list[Entry]]:
     return [to_run] if one_job and to_run else [[entry] for entry in to_run]
 
 
-def preview(
-    entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order = NO_ORDER
-) -> str:
+def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order) -> str:
     """Return the script that these entries would be submitted as, except for the runs' names."""
     paths = [store.partial_path(runs.absolute(), f"RUN_ID_{n}") for n, _ in enumerate(entries, 1)]
     tasks = [
@@ -121,7 +114,7 @@ def submit(
     entries: Sequence[Entry],
     runs: Path,
     options: slurm.Options,
-    order: Order = NO_ORDER,
+    order: Order,
     ask: Ask = query.ask,
 ) -> list[Submitted]:
     """Submit one job of these entries and return what waits for it; nothing is left on refusal.
@@ -136,8 +129,7 @@ def submit(
             directory = store.create_partial(runs, entry.config)
             write_job(directory, None, len(entries))
             tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
-            if order.entries:
-                store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
+            store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         folder = _folder(runs)
         folder.mkdir(parents=True, exist_ok=True)
         text = slurm.script(
