@@ -20,12 +20,15 @@ def experts_need_no_host(experts: int, expert_size: int, tensor_size: int) -> bo
     return expert_size == tensor_size == 1 and experts > MOST_SINGLE_GRADIENTS
 
 
-def last_stage_sizes(layers: int, stages: int) -> list[int]:
+def last_stage_sizes(layers: int, stages: int, chunks: int = 1) -> list[int]:
     """Return how many layers the last of several pipeline stages can have.
 
-    Megatron-Core wants the other stages to share the rest equally.
+    Megatron-Core wants the other stages to share the rest equally. Every stage keeps a layer for
+    each of its ``chunks``.
     """
-    return [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
+    rest = stages - 1
+    even = [size for size in range(1, layers) if (layers - size) % rest == 0]
+    return [size for size in even if min(size, (layers - size) // rest) >= chunks]
 
 
 def stage_shares(stages: int, last: int, layers: int, head: float) -> tuple[float, float]:
@@ -46,15 +49,8 @@ def stages_wait(stages: int, last: int, layers: int, head: float) -> float:
 
 
 def balanced_last_stage(stages: int, chunks: int, layers: int, head: float) -> int:
-    """Return the layers of the last stage with which stages wait least; 0: as many as the others.
-
-    Every stage keeps a layer for each of its ``chunks``.
-    """
-    sizes = [
-        size
-        for size in last_stage_sizes(layers, stages)
-        if min(size, (layers - size) // (stages - 1)) >= chunks
-    ]
+    """Return the layers of the last stage with which stages wait least; 0: even stages."""
+    sizes = last_stage_sizes(layers, stages, chunks)
     even = [0] if layers % (stages * chunks) == 0 else []
     return min((*even, *sizes), key=lambda size: stages_wait(stages, size, layers, head), default=0)
 

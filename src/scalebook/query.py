@@ -45,15 +45,10 @@ def ask(
         return CommandAnswer(None, "", f"no answer within {seconds:.0f} s")
     finally:
         if process.poll() is None:
-            _end(process)
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_LAST_SECONDS)
     return CommandAnswer(process.returncode, output, errors)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a process, and wait for it no longer than a few seconds."""
-    process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=_LAST_SECONDS)
 
 
 def printed(command: Sequence[str], seconds: float = ASK_SECONDS) -> str | None:

@@ -393,15 +393,16 @@ def _rows() -> SchemaValidator:
     whole = schema.int_schema(strict=True, ge=0, le=LARGEST)
     figure = schema.float_schema(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
     learnt = schema.float_schema(strict=True)
+    or_none = schema.nullable_schema
     kinds: dict[str, schema.CoreSchema] = {
-        **{name: whole if name in _NEVER_NONE else _or_none(whole) for name in _WHOLE},
-        **{name: _or_none(figure) for name in _FIGURES},
-        **{name: _or_none(learnt) for name in _LEARNT},
+        **{name: whole if name in _NEVER_NONE else or_none(whole) for name in _WHOLE},
+        **{name: or_none(figure) for name in _FIGURES},
+        **{name: or_none(learnt) for name in _LEARNT},
         "phase": schema.literal_schema(list(_PHASES)),
         "skipped": schema.bool_schema(strict=True),
         "rank_step_seconds": schema.list_schema(figure),
         "part_seconds": schema.dict_schema(schema.str_schema(), figure),
-        _END: _or_none(schema.str_schema()),
+        _END: or_none(schema.str_schema()),
     }
     fields = {
         name: schema.typed_dict_field(
@@ -413,10 +414,6 @@ def _rows() -> SchemaValidator:
     }
     row = schema.typed_dict_schema(fields, extra_behavior="ignore")
     return SchemaValidator(schema.list_schema(row))
-
-
-def _or_none(kind: schema.CoreSchema) -> schema.CoreSchema:
-    return schema.nullable_schema(kind)
 
 
 def _take(writer: _Writer, block: bytes, lines: int, names: Sequence[str]) -> bool:

@@ -239,7 +239,7 @@ def test_both_models_have_all_five_strategies_on_every_gpu_platform():
         if item.vendor == "cpu":
             continue
         for model in ("llama3.1-8b", "qwen2.5-7b"):
-            assert len(catalog.strategies(item.name, model)) == 5, (item.name, model)
+            assert len(catalog.strategy_rows(item.name, model)) == 5, (item.name, model)
 
 
 def test_a_strategy_that_does_not_cover_a_model_is_refused():
@@ -416,7 +416,7 @@ def test_rows_that_refer_to_nothing_are_refused(own):
         catalog.platforms()
     own('[[strategies]]\nname = "s"\nplatform = "h1000"\nsource = "x"\n')
     with pytest.raises(CatalogError, match=r"line 3: .*Unknown platform 'h1000'"):
-        catalog.strategies("h100", "llama3.1-8b")
+        catalog.strategy_rows("h100", "llama3.1-8b")
 
 
 def test_one_name_twice_in_a_file_is_refused(own):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebook import store
-from scalebook.errors import ConfigError
 from scalebook.facts import catalog, memory
 from scalebook.facts.catalog import ModelShape
 from scalebook.facts.feasibility.known import config_of
@@ -545,12 +544,6 @@ def test_kept_tensors_of_fp32_take_twice_those_of_16_bit_but_the_softmaxs_own() 
     assert single.activations - softmax == pytest.approx(2 * (half.activations - softmax))
     assert single.logits * GIB == pytest.approx(4 * 2048 * 1024)
     assert half.logits * GIB == pytest.approx(6 * 2048 * 1024)
-
-
-def test_unknown_modes_are_refused_in_words() -> None:
-    shape = catalog.model("llama3.1-8b")
-    with pytest.raises(ConfigError, match=r"Unknown recompute mode 'ful'.*Did you mean 'full'"):
-        total(shape, Parallelism(1), recompute="ful")
 
 
 shapes = st.sampled_from([*DENSE, *EXPERT]).map(catalog.model)

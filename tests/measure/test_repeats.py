@@ -15,12 +15,12 @@ from training import small
 from scalebook import notebooks, store
 from scalebook.cli import build_commands, main, run_options
 from scalebook.errors import ConfigError
-from scalebook.plan import Plan, PlannedRun
+from scalebook.plan import Plan, PlannedRun, Schedule
 from scalebook.plan.schedule import CoolDown
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, sweep, todo
 from scalebook.running.console import Console
-from scalebook.running.todo import Scheduled, survey
+from scalebook.running.todo import survey
 
 RUN = ("run", "--platform", "cpu", "--set", "model=tiny-llama", "--set", "global_batch_size=8")
 FLAGS = (*RUN, "--set", "sequence_length=64", "--set", "steps=7")
@@ -111,7 +111,7 @@ def test_without_a_temperature_nothing_is_waited_for_and_the_record_says_why():
     waited = pause("45C", [None])
     assert waited.celsius is None
     assert "No temperature can be read" in waited.note
-    kept = Scheduled("p", cool_down=CoolDown(celsius=45)).place(2, waited)
+    kept = todo.place(Plan("p", "", ()), 2, waited)
     assert kept["cool_down"]["celsius"] is None
     assert kept["notes"] == [waited.note]
 
@@ -136,7 +136,8 @@ def test_a_plan_that_is_ended_does_not_wait_on():
 
 @pytest.mark.usefixtures("papermill")
 def test_a_signal_during_the_cool_down_starts_nothing_more(tmp_path: Path):
-    plan = Plan("p", "", tuple(PlannedRun(small(repeat=n), ()) for n in range(2)))
+    runs = tuple(PlannedRun(small(repeat=n), ()) for n in range(2))
+    plan = Plan("p", "", runs, Schedule(cool_down=CoolDown(seconds=600)))
     stop = sweep.Stop()
 
     class Interrupted(Console):
@@ -144,11 +145,7 @@ def test_a_signal_during_the_cool_down_starts_nothing_more(tmp_path: Path):
             if "cooling down" in text:
                 stop(2, None)
 
-    settings = sweep.Settings(
-        runs=tmp_path,
-        notebook=Path("n.ipynb"),
-        schedule=Scheduled("p", runs=2, cool_down=CoolDown(seconds=600)),
-    )
+    settings = sweep.Settings(runs=tmp_path, notebook=Path("n.ipynb"), plan=plan)
     results = sweep.run_plan(survey(plan, tmp_path), settings, Interrupted(io.StringIO()), stop)
     assert [result.ended is not None for result in results] == [True, False]
     assert "not started" in results[1].note

@@ -14,7 +14,7 @@ from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, refuse_many, single_plan
 from scalebook.plan.document import read_document
 from scalebook.plan.schedule import draw_seed, read_schedule
-from scalebook.running.todo import Scheduled
+from scalebook.running import todo
 
 HEAD = """
 [defaults]
@@ -412,9 +412,9 @@ def test_check_and_plan_fill_in_the_same_world_and_experts(load, platform, given
 def test_a_plan_says_what_it_asks(load) -> None:
     plan = load(f'[plan]\nkind = "map"\nquestion = "Which fits?"\n{HEAD}[[runs]]')
     assert (plan.kind, plan.question) == ("map", "Which fits?")
-    kept = Scheduled.of(plan).place(1, None)
+    kept = todo.place(plan, 1, None)
     assert (kept["plan"], kept["kind"], kept["question"]) == ("a", "map", "Which fits?")
-    silent = Scheduled.of(load(HEAD + "[[runs]]")).place(1, None)
+    silent = todo.place(load(HEAD + "[[runs]]"), 1, None)
     assert not {"kind", "question"} & silent.keys()
 
 
@@ -435,5 +435,7 @@ def test_an_unknown_kind_or_a_question_that_asks_nothing_is_refused(
 
 
 def test_every_committed_plan_has_a_kind_and_a_question(root: Path) -> None:
-    documents = [read_document(path) for path in sorted((root / "runs" / "plans").glob("*.toml"))]
+    documents = [
+        read_document(path)[0] for path in sorted((root / "runs" / "plans").glob("*.toml"))
+    ]
     assert [one.name for one in documents if not (one.kind and one.question)] == []

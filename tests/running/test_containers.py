@@ -385,7 +385,7 @@ def test_only_an_image_on_another_base_than_the_pinned_one_is_said_to_be_old():
         ({"run": {"docker": [{"argument": "-v", "reason": "x"}]}}, "must begin with '--'"),
         ({"run": {"docker": [{"argument": "--x"}]}}, "reason is missing"),
         ({"run": {"docker": {}}}, "under its own"),
-        ({"image": {}}, "name is missing"),
+        ({"image": {}}, "retrieved is missing"),
     ],
 )
 def test_a_malformed_image_is_refused(changes: dict[str, Any], message: str):

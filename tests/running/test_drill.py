@@ -15,7 +15,7 @@ import pytest
 from train_worlds import SMALL
 from training import wait_for
 
-from scalebook import cli, store
+from scalebook import cli, step_columns, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import (
@@ -120,7 +120,7 @@ def test_every_save_and_load_is_recorded_and_a_completed_run_leaves_no_checkpoin
 def test_the_step_after_a_save_has_the_time_that_training_waited(
     killed: drill.Drilled, reference: store.Run
 ):
-    lines, _ = store.read_step_lines(killed.path / "steps.jsonl")
+    lines, _ = step_columns.read(killed.path / "steps.jsonl")
     waited = {(line.restart, line.step): line.checkpoint_seconds for line in lines}
     assert [step for step, seconds in waited.items() if seconds] == [(0, 4), (1, 7)]
     assert all(line.checkpoint_seconds <= line.step_seconds for line in lines)

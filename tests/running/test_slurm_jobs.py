@@ -286,10 +286,13 @@ def entry() -> todo.Entry:
     return todo.Entry(small(nodes=2, world_size=2), "run")
 
 
+ORDER = submit.Order(Plan("p", "", ()), [entry()])
+
+
 def test_a_refused_job_leaves_nothing_and_says_what_slurm_said(tmp_path: Path):
     ask = lambda _: CommandAnswer(1, "", "sbatch: error: invalid partition specified: x")  # noqa: E731
     with pytest.raises(LaunchError, match="Slurm refused the job: sbatch: error: invalid"):
-        submit.submit([entry()], tmp_path, slurm.Options(), ask=ask)
+        submit.submit([entry()], tmp_path, slurm.Options(), ORDER, ask)
     assert store.partial_directories(tmp_path) == ()
 
 
@@ -300,7 +303,7 @@ def test_a_submitted_run_has_its_script_and_its_job(tmp_path: Path):
         seen.append(command)
         return CommandAnswer(0, "7;cluster\n", "")
 
-    (submitted,) = submit.submit([entry()], tmp_path / "a b", slurm.Options(), ask=ask)
+    (submitted,) = submit.submit([entry()], tmp_path / "a b", slurm.Options(), ORDER, ask)
     assert submitted.job_id == "7"
     assert jobs.SlurmJob.read(submitted.directory) is not None
     assert seen[0][:2] == ("sbatch", "--parsable")

@@ -13,15 +13,15 @@ from training import broke, two_nodes
 
 from scalebook import store
 from scalebook.config import RunConfig
-from scalebook.plan import load_plan
+from scalebook.plan import Plan, Schedule, load_plan
 from scalebook.plan.schedule import CoolDown
 from scalebook.query import CommandAnswer
 from scalebook.record import RunRecord
 from scalebook.running.cluster import slurm, submit
 from scalebook.running.cluster.submit import Order
-from scalebook.running.todo import Entry, Scheduled
+from scalebook.running.todo import Entry
 
-RANDOM = Scheduled("plan", "random", 5, 3, None, CoolDown(seconds=30))
+RANDOM = Plan("plan", "", (), Schedule(None, "random", 5, CoolDown(seconds=30)))
 
 
 def entries(*sizes: int) -> tuple[Entry, ...]:
@@ -29,9 +29,9 @@ def entries(*sizes: int) -> tuple[Entry, ...]:
     return tuple(Entry(two_nodes(size), "run") for size in sizes)
 
 
-def order(of: tuple[Entry, ...], scheduled: Scheduled = RANDOM, **changes: bool) -> Order:
+def order(of: tuple[Entry, ...], plan: Plan = RANDOM, **changes: bool) -> Order:
     """Return the order of some runs, as one job unless the changes say otherwise."""
-    return Order(scheduled, of, **{"one_job": True, "prune": True, "rerun": False, **changes})
+    return Order(plan, of, **{"one_job": True, "prune": True, "rerun": False, **changes})
 
 
 def test_a_record_keeps_its_place_seed_and_order():
@@ -54,7 +54,7 @@ def test_the_first_run_of_a_job_starts_at_once_and_the_others_have_a_turn():
 
 def test_a_rerun_counts_the_jobs_own_runs_alone():
     runs = entries(1, 2)
-    assert order(runs, Scheduled("plan"), rerun=True).turn(1) == ("--prune", "--fresh")
+    assert order(runs, Plan("plan", "", ()), rerun=True).turn(1) == ("--prune", "--fresh")
 
 
 def test_what_records_show_not_to_fit_is_not_submitted(tmp_path: Path):

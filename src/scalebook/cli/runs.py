@@ -102,7 +102,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
     from scalebook.running import finish_run, launch, sweep, todo
-    from scalebook.running.todo import Scheduled
 
     scheduler.refuse_idle(options)
     after = interchange.after_run(options)
@@ -132,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         trainer=options.trainer,
         force_platform=options.force_platform,
         budget_seconds=options.budget_seconds,
-        schedule=Scheduled.of(plan),
+        plan=plan,
         prune=options.prune,
         rerun=options.rerun,
         accelerator=device_name,

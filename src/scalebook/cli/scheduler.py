@@ -100,13 +100,11 @@ def run(options: argparse.Namespace, load: Load) -> int:
 
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
-    from scalebook.running import sweep, todo
+    from scalebook.running import sweep
     from scalebook.running.cluster import submit, watch
 
     chosen = _slurm_options(options)
-    order = submit.Order(
-        todo.Scheduled.of(plan), entries, options.one_job, options.prune, options.rerun
-    )
+    order = submit.Order(plan, entries, options.one_job, options.prune, options.rerun)
     pruned = order.inferences(runs)
     left = [entry for entry in entries if entry.config.config_hash() not in pruned]
     jobs = submit.jobs(left, options.one_job)
@@ -118,7 +116,7 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
     submit.require_slurm()
     if line := run_options.describe(plan):
         print(line, flush=True)
-    if order.scheduled.cool_down and len(jobs) > 1:
+    if plan.schedule.cool_down and len(jobs) > 1:
         print("note: separate jobs do not wait for each other to cool down: use --one-job.")
     rest = _not_run(entries, pruned, runs)
     with sweep.stop_on_signals(options.budget_seconds) as stop:

@@ -248,9 +248,9 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     """Tune by ordinary runs of one plan."""
     from scalebook import store
+    from scalebook.plan import Plan, Schedule
     from scalebook.predict import tuning
-    from scalebook.running import finish_run, launch, sweep
-    from scalebook.running.todo import Scheduled
+    from scalebook.running import finish_run, launch, sweep, todo
 
     if not options.trainer:
         launch.require_trainer()
@@ -266,7 +266,7 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     )
     console.say(_plan_line(state))
     question = f"Which layout of {base.model} is fastest on {base.world_size} GPUs?"
-    plan = Scheduled(_name(base), order="adaptive", kind="tune", question=question)
+    plan = Plan(_name(base), "", (), Schedule(order="adaptive"), "tune", question)
     places = itertools.count(1)
 
     def run(step: Step, keep: Mapping[str, Any]) -> Trial:
@@ -274,7 +274,7 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
         where = "[full run]" if step.full else f"[trial {place}]"
         about = f"{config.steps} steps, about {duration(step.seconds)}"
         console.say(f"{where} {_words(config)}: {about}")
-        scheduled = {**plan.place(place, None), "of": None, **keep}
+        scheduled = {**todo.place(plan, place, None), "of": None, **keep}
         start = time.monotonic()
         record, directory = sweep.run_one(
             config, settings, console, stop, where, scheduled=scheduled

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,6 @@ def bridge_settings(config: RunConfig, output: Path) -> NemoSettings:
         "checkpoint.load": None,
         "mixed_precision": precision_name(BRIDGE_PRECISION, config),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the arguments say; return the exit code."""
-    return main_of(_train, arguments)
 
 
 def _train(config: RunConfig, output: Path) -> int:
@@ -221,4 +216,4 @@ def put(root: Any, path: str, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(_train))

@@ -11,7 +11,6 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +100,6 @@ def text(config: RunConfig, output: Path) -> str:
     return json.dumps(experiment(config, output), indent=1, allow_nan=False) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the arguments say; return the exit code."""
-    return main_of(_train, arguments)
-
-
 def _train(config: RunConfig, output: Path) -> int:
     folder = mapping.primus_folder()
     if folder is not None:
@@ -118,4 +112,4 @@ def _train(config: RunConfig, output: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(_train))

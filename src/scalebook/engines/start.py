@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from scalebook.config import RunConfig
@@ -13,12 +13,12 @@ from scalebook.engines import mapping
 from scalebook.errors import LaunchError, ScalebookError
 
 
-def main_of(train: Callable[[RunConfig, Path], int], arguments: Sequence[str] | None = None) -> int:
+def main_of(train: Callable[[RunConfig, Path], int]) -> int:
     """Read the arguments of our trainer, check that the engine can do it, and train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True, help="RunConfig as JSON")
     parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     try:
         config = RunConfig.read(options.config)
         mapping.check(config)

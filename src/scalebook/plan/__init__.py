@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,53 +32,13 @@ from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Platform
-from scalebook.facts.legality import Fit, Problem
-from scalebook.facts.memory import MemoryEstimate
+from scalebook.facts.legality import Problem
 from scalebook.plan import defaults
-from scalebook.plan.document import Table, displace, read_document
-from scalebook.plan.schedule import Schedule, read_schedule, shuffled, whole
+from scalebook.plan.document import Plan, PlannedRun, Table, read_document
+from scalebook.plan.schedule import Schedule, read_schedule, whole
 from scalebook.settings import PARALLEL_SIZES
 
 __all__ = ["Plan", "PlannedRun", "Schedule", "load_plan", "single_plan"]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One configuration of a plan with its verdict; illegal ones stay, with their reason."""
-
-    config: RunConfig
-    problems: tuple[Problem, ...]
-    memory: MemoryEstimate | None = None  # None where the run is illegal
-    fit: Fit | None = None
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the predicted memory fits; None where it is unknown (``fit.reason``)."""
-        return self.fit.fits if self.fit else None
-
-    @property
-    def legal(self) -> bool:
-        """Whether nothing forbids the run."""
-        return legality.is_legal(self.problems)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to run, in the order of running it."""
-
-    name: str
-    description: str
-    runs: tuple[PlannedRun, ...]
-    schedule: Schedule = field(default_factory=Schedule)
-    kind: str = ""  # one of document.KINDS; empty where the plan does not say
-    question: str = ""
-
-    def shuffled(self, seed: int) -> Plan:
-        """Return the plan in the random order of a seed, which its schedule then names."""
-        by_hash = {run.config.config_hash(): run for run in self.runs}
-        order = shuffled((run.config for run in self.runs), seed)
-        runs = tuple(by_hash[config.config_hash()] for config in order)
-        return replace(self, runs=runs, schedule=replace(self.schedule, seed=seed))
 
 
 def load_plan(
@@ -100,23 +60,17 @@ def load_plan(
         ConfigError: the file is malformed, or names something that does not exist.
     """
     target = catalog.platform(platform)
-    document = read_document(path, overrides)
-    try:
-        times = read_schedule(displace(document.schedule, scheduled or {}))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    plan, tables = read_document(path, overrides, scheduled)
     configs: dict[str, RunConfig] = {}
-    for number, table in enumerate(document.tables, start=1):
+    for number, table in enumerate(tables, start=1):
         try:
             for parameters in expand(table, target, world_size):
                 catalog.model(parameters["model"])  # an unknown name is refused with the file's
                 config = RunConfig.from_parameters(parameters)
                 configs.setdefault(config.config_hash(), config)
-            refuse_many(len(configs) * (times.repeats or 1))
+            refuse_many(len(configs) * (plan.schedule.repeats or 1))
         except (ConfigError, CatalogError) as error:
             raise ConfigError(f"{path}: [[runs]] {number}: {error}") from error
-    asked = (document.kind, document.question)
-    plan = Plan(document.name, document.description, (), times, *asked)
     return _filled(plan, configs.values(), target, world_size)
 
 

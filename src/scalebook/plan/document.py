@@ -1,17 +1,21 @@
-"""Read a plan file and refuse, in one line, what cannot be meant."""
+"""A plan, and its file: what cannot be meant there is refused in one line."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from scalebook import untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, near_path, unknown
+from scalebook.facts import legality
+from scalebook.facts.legality import Fit, Problem
+from scalebook.facts.memory import MemoryEstimate
 from scalebook.plan.schedule import KEYS as SCHEDULE_KEYS
+from scalebook.plan.schedule import Schedule, read_schedule, shuffled
 from scalebook.settings import PARALLEL_SIZES
 
 # Keys of a table beside the fields of RunConfig (the platform comes from the caller).
@@ -37,23 +41,52 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A plan file as written: its name, its description, and one merged table per [[runs]].
+class PlannedRun:
+    """One configuration of a plan with its verdict; illegal ones stay, with their reason."""
 
-    ``schedule`` holds the keys of [plan] that say how often and in which order; ``kind`` is one of
-    KINDS or empty, ``question`` what the plan asks in words.
-    """
+    config: RunConfig
+    problems: tuple[Problem, ...]
+    memory: MemoryEstimate | None = None  # None where the run is illegal
+    fit: Fit | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the predicted memory fits; None where it is unknown (``fit.reason``)."""
+        return self.fit.fits if self.fit else None
+
+    @property
+    def legal(self) -> bool:
+        """Whether nothing forbids the run."""
+        return legality.is_legal(self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, in the order of running it."""
 
     name: str
     description: str
-    tables: tuple[Table, ...]
-    schedule: Table
-    kind: str = ""
+    runs: tuple[PlannedRun, ...]
+    schedule: Schedule = field(default_factory=Schedule)
+    kind: str = ""  # one of KINDS; empty where the plan does not say
     question: str = ""
 
+    def shuffled(self, seed: int) -> Plan:
+        """Return the plan in the random order of a seed, which its schedule then names."""
+        by_hash = {run.config.config_hash(): run for run in self.runs}
+        order = shuffled((run.config for run in self.runs), seed)
+        runs = tuple(by_hash[config.config_hash()] for config in order)
+        return replace(self, runs=runs, schedule=replace(self.schedule, seed=seed))
 
-def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Document:
-    """Return the plan in a TOML file; every table has the defaults below it, overrides above.
+
+def read_document(
+    path: Path,
+    overrides: Mapping[str, Any] | None = None,
+    scheduled: Mapping[str, Any] | None = None,
+) -> tuple[Plan, list[Table]]:
+    """Return the plan in a TOML file, without its runs, and one table of fields per [[runs]].
+
+    Every table has the defaults below it, ``overrides`` above; ``scheduled`` is above the schedule.
 
     Raises:
         ConfigError: the file is missing or no TOML, or a key or its value is not allowed.
@@ -77,14 +110,14 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
         for layer, name in ((defaults, "[defaults]"), (table, where)):
             _refuse_conflicts(path, name, layer, head)
         tables.append(displace(displace(defaults, table), overrides or {}))
-    return Document(
-        _text(path, head, "name", path.stem),
-        _text(path, head, "description", ""),
-        tuple(tables),
-        {name: head[name] for name in SCHEDULE_KEYS if name in head},
-        _kind(path, head),
-        _question(path, head),
-    )
+    times = {name: head[name] for name in SCHEDULE_KEYS if name in head}
+    try:
+        schedule = read_schedule(displace(times, scheduled or {}))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    name, description = _text(path, head, "name", path.stem), _text(path, head, "description", "")
+    asked = _kind(path, head), _question(path, head)
+    return Plan(name, description, (), schedule, *asked), tables
 
 
 def displace(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:

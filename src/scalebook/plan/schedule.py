@@ -12,7 +12,7 @@ from typing import Any, Literal
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 
-Order = Literal["planned", "random"]
+Order = Literal["planned", "random", "adaptive"]  # the last: as the runs before it suggest
 
 KEYS = ("repeats", "order", "order_seed", "cool_down")
 ORDERS = ("planned", "random")

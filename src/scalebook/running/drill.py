@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import ownership, store
+from scalebook import ownership, step_columns, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import (
@@ -146,7 +146,7 @@ def assess(
 ) -> DrillRecord:
     """Return what the files of a run and the one who killed its rank say about its recovery."""
     order, killed_at = killer.order, killer.killed_at or 0.0
-    lines, _ = store.read_step_lines(directory / "steps.jsonl")
+    lines, _ = step_columns.read(directory / "steps.jsonl")
     checkpoints, _ = read_checkpoints(directory)
     before = [line for line in lines if not line.restart]
     after = [line for line in lines if line.restart]
@@ -313,12 +313,9 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
         LaunchError: this machine cannot run it, or it did not complete.
         KeyboardInterrupt: it was interrupted by hand; its record says so.
     """
-    runner.check(config, force_platform=options.force_platform)
     same = config.model_copy(update={"strategy": "drill_reference"})
-    partial = store.create_partial(runs, same)
-    with ownership.owned(partial):
-        record = runner.train(same, replace(options, run_directory=str(partial)))
-        path = store.publish(partial)
+    record = runner.train(same, replace(options, runs=str(runs)))
+    path = runs / record.run_id
     if record.status == "interrupted":
         raise KeyboardInterrupt
     if record.status != "completed":

@@ -45,15 +45,13 @@ def train(
     check(config, force_platform=options.force_platform)
     if not options.trainer and config.engine == "megatron":
         launch.require_trainer()
-    trainer = options.trainer or engines.TRAINERS[config.engine]
     if options.run_directory:
-        return _train_in(Path(options.run_directory), config, trainer, show)
+        return _train_in(Path(options.run_directory), config, options.trainer, show)
     runs = project.runs_folder(options.runs)
     partial = store.create_partial(runs, config)
     with ownership.owned(partial):
-        record = _train_in(partial, config, trainer, show)
-        store.publish(partial)
-    return record
+        record = _train_in(partial, config, options.trainer, show)
+        return record.model_copy(update={"run_id": store.publish(partial).name})
 
 
 def check(config: RunConfig, *, force_platform: bool = False, allocated: bool = False) -> None:

@@ -27,6 +27,7 @@ from scalebook import notebooks, ownership, store
 from scalebook.config import RunConfig
 from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
+from scalebook.plan import Plan
 from scalebook.project import short
 from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, live, processes, runner, todo
@@ -34,7 +35,7 @@ from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
 from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
-from scalebook.running.todo import Action, Entry, Inference, Scheduled, Waited, again, label, wait
+from scalebook.running.todo import Action, Entry, Inference, Waited, again, label, place, wait
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
 CLOSING_SECONDS = 90.0  # for a request to end the run, with its grace, and for the last cells
@@ -50,7 +51,7 @@ class Settings:
     trainer: str = ""
     force_platform: bool = False
     budget_seconds: float | None = None
-    schedule: Scheduled = field(default_factory=Scheduled)
+    plan: Plan | None = None  # what the records say of the order; its cool-down is kept
     prune: bool = True  # skip what is larger than a configuration that ran out of memory
     rerun: bool = False  # what ran out of memory before this plan counts no more
     accelerator: str | None = None  # this machine's device, where it is known
@@ -79,7 +80,7 @@ class _Sweep:
         known = todo.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
         self.broken = known if settings.prune else None
 
-    def result(self, place: int, entry: Entry) -> Result:
+    def result(self, number: int, entry: Entry) -> Result:
         """Return what becomes of the entry at this place of the plan, counted from 1."""
         if entry.action == "illegal":
             return unstarted(entry, self.settings.runs)
@@ -92,12 +93,12 @@ class _Sweep:
             return Result(entry, None, f"not started: {sentence}")
         inference = self.broken.against(entry.config) if self.broken else None
         if inference is None:
-            return self._run(place, entry, where)
+            return self._run(number, entry, where)
         self.console.say(f"{where} {label(entry.config)}")
         self.console.say(f"{where} {inference.sentence}")
         return unstarted(entry, self.settings.runs, inference)
 
-    def _run(self, place: int, entry: Entry, where: str) -> Result:
+    def _run(self, number: int, entry: Entry, where: str) -> Result:
         waited = self._cool_down(where)
         sentence = self.stop.sentence()
         if sentence is not None:
@@ -108,7 +109,8 @@ class _Sweep:
             self.console.say(f"{where} not started: {entry.reason}")
             return Result(entry, None, entry.reason)
         self.started = True
-        scheduled = self.settings.schedule.place(place, waited)
+        plan = self.settings.plan
+        scheduled = place(plan, number, waited) if plan else {}
         record = self._train(entry, where, scheduled)
         if self.broken is not None:
             self.broken.add(record)
@@ -151,7 +153,7 @@ class _Sweep:
 
     def _cool_down(self, where: str) -> Waited | None:
         """Wait as the plan asks; None before the first run and where nothing is asked for."""
-        asked = self.settings.schedule.cool_down
+        asked = self.settings.plan.schedule.cool_down if self.settings.plan else None
         if asked is None or not self.started:
             return None
         waited = wait(
@@ -202,7 +204,7 @@ def run_one(
         return record, store.publish(partial)
 
 
-def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | None:
+def _follow(work: Execution, console: Console, stop: Stop, where: str) -> str | None:
     """Show progress until the notebook has ended; pass on a request to stop.
 
     A second signal does not wait for the trainer to end by itself. Returns what a kernel failed to
@@ -214,20 +216,20 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
     while work.is_alive():
         work.join(POLL_SECONDS)
         last = tail.read()
-        text = f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}"
+        text = f"{where} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}"
         console.live(text, lambda: live.table(monitor.snapshot()))
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True
             stop_file = partial / runner.STOP_FILE
             store.write_json(stop_file, {"status": "interrupted", "sentence": sentence})
-            console.say(f"{place} ending this run: {sentence}")
+            console.say(f"{where} ending this run: {sentence}")
         start = finish_run.start_of(partial) if len(stop.signals) > 1 and not killed else None
         if start is not None:
             killed = processes.end(finish_run.run_id(partial), start=start)
         lost = patience.lost(asked=asked)
         if lost is not None and work.is_alive():
-            console.say(f"{place} {lost}")
+            console.say(f"{where} {lost}")
             work.end()
             return lost
     return None

@@ -171,44 +171,23 @@ class Waited:
     note: str | None = None  # what a reader should know: the wait was none, or ended too early
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The order of a plan's runs, as every record of them keeps it."""
-
-    plan: str = ""
-    order: str = "planned"
-    seed: int | None = None
-    runs: int = 0  # of the whole plan, also those that are done
-    repeats: int | None = None  # None: as the runs say themselves
-    cool_down: CoolDown | None = None
-    kind: str = ""
-    question: str = ""
-
-    @classmethod
-    def of(cls, plan: Plan) -> Scheduled:
-        """Return the order of a plan."""
-        times = plan.schedule
-        order = (times.order, times.seed, len(plan.runs), times.repeats, times.cool_down)
-        return cls(plan.name, *order, plan.kind, plan.question)
-
-    def place(self, number: int, waited: Waited | None) -> dict[str, Any]:
-        """Return what the record of the run at a place of the order keeps; empty without a plan."""
-        if not self.plan:
-            return {}
-        notes = [f"Runs were in a random order within each repeat, seed {self.seed}."]
-        notes = notes if self.order == "random" else []
-        asked = {"kind": self.kind, "question": self.question}
-        return {
-            "plan": self.plan,
-            **{name: text for name, text in asked.items() if text},
-            "order": self.order,
-            "seed": self.seed,
-            "place": number,
-            "of": self.runs,
-            "repeats": self.repeats,
-            "cool_down": asdict(waited) if waited else None,
-            "notes": notes + ([waited.note] if waited and waited.note else []),
-        }
+def place(plan: Plan, number: int, waited: Waited | None) -> dict[str, Any]:
+    """Return what the record of the run at a place of a plan's order keeps."""
+    order = plan.schedule
+    notes = [f"Runs were in a random order within each repeat, seed {order.seed}."]
+    notes = notes if order.order == "random" else []
+    asked = {"kind": plan.kind, "question": plan.question}
+    return {
+        "plan": plan.name,
+        **{name: text for name, text in asked.items() if text},
+        "order": order.order,
+        "seed": order.seed,
+        "place": number,
+        "of": len(plan.runs),
+        "repeats": order.repeats,
+        "cool_down": asdict(waited) if waited else None,
+        "notes": notes + ([waited.note] if waited and waited.note else []),
+    }
 
 
 def wait(

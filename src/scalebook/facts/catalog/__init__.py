@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from scalebook.errors import CatalogError, unknown
-from scalebook.facts.catalog import build, load, values
+from scalebook.facts.catalog import build, load, results
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.catalog.types import (
     Accelerator,
@@ -24,20 +24,78 @@ from scalebook.facts.catalog.types import (
 __all__ = [
     "MIG_SLICE", "Accelerator", "HybridShape", "MLAShape", "MoEShape", "ModelShape", "Platform",
     "PublishedResult", "Strategy", "accelerator", "accelerator_for_device", "accelerators", "model",
-    "models", "peak_tflops", "platform", "platforms", "published", "strategies", "strategy",
-    "strategy_rows",
+    "models", "peak_tflops", "platform", "platforms", "published", "strategy", "strategy_rows",
     "unknown_device",
 ]  # fmt: skip
 
 
+@load.kept
+def _accelerators() -> dict[str, Accelerator]:
+    """Return every accelerator by name."""
+    found = [build.accelerator(row) for row in load.rows("accelerators")]
+    return {value.name: value for value in found}
+
+
+@load.kept
+def _devices() -> dict[str, Accelerator]:
+    """Return the accelerator of every driver string."""
+    found = _accelerators().values()
+    return {device: value for value in found for device in value.device_names}
+
+
+@load.kept
+def _models() -> dict[str, ModelShape]:
+    """Return every model shape by name."""
+    found = [build.model(row) for row in load.rows("models")]
+    return {value.name: value for value in found}
+
+
+@load.kept
+def _aliases() -> dict[str, str]:
+    """Return the name that each alias of a model stands for."""
+    rows = load.rows("models")
+    return {alias: row.text("name") for row in rows for alias in row.texts("aliases")}
+
+
+@load.kept
+def _platforms() -> dict[str, Platform]:
+    """Return every platform by name."""
+    found: dict[str, Platform] = {}
+    known = _accelerators()
+    for row in load.rows("platforms"):
+        value = found[row.text("name")] = build.platform(row)
+        if value.accelerator is not None and value.accelerator not in known:
+            message = unknown("accelerator", value.accelerator, known)
+            raise row.error(message, "accelerator")
+    return found
+
+
+@load.kept
+def _strategies() -> tuple[Strategy, ...]:
+    """Return every row of strategies, its model under the catalog's name."""
+    places = ("*", "cpu", *build.VENDORS, *_platforms())
+    aliases, known = _aliases(), _models()
+    found: list[Strategy] = []
+    for row in load.rows("strategies"):
+        value = build.strategy(row)
+        value = replace(value, model=aliases.get(value.model, value.model))
+        if value.platform not in places:
+            raise row.error(unknown("platform", value.platform, places), "platform")
+        if value.model != "*" and value.model not in known:
+            raise row.error(unknown("model", value.model, known), "model")
+        found.append(value)
+    return tuple(found)
+
+
+@load.kept
 def published() -> tuple[PublishedResult, ...]:
     """Return every published result."""
-    return values.published(load.signature())
+    return tuple(results.published(row) for row in load.rows("published"))
 
 
 def accelerators() -> tuple[Accelerator, ...]:
     """Return every known accelerator."""
-    return tuple(values.accelerators(load.signature()).values())
+    return tuple(_accelerators().values())
 
 
 def accelerator(name: str) -> Accelerator:
@@ -46,7 +104,7 @@ def accelerator(name: str) -> Accelerator:
     Raises:
         CatalogError: no accelerator has this name.
     """
-    known = values.accelerators(load.signature())
+    known = _accelerators()
     folded = {key.lower(): value for key, value in known.items()}
     if name.lower() not in folded:
         raise CatalogError(unknown("accelerator", name, known))
@@ -55,7 +113,7 @@ def accelerator(name: str) -> Accelerator:
 
 def accelerator_for_device(device_name: str) -> Accelerator | None:
     """Return the accelerator whose driver reports exactly this string, or None."""
-    return values.devices(load.signature()).get(device_name)
+    return _devices().get(device_name)
 
 
 # What CUDA puts behind the name of the whole device: "MIG 1g.10gb", "MIG 1c.2g.20gb+me".
@@ -91,13 +149,12 @@ def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str | N
 
 def models() -> tuple[ModelShape, ...]:
     """Return every known model shape."""
-    return tuple(values.models(load.signature()).values())
+    return tuple(_models().values())
 
 
 def model_names() -> dict[str, str]:
     """Return the catalog's name of a model for each of its names and aliases."""
-    user = load.signature()
-    return {name: name for name in values.models(user)} | values.model_aliases(user)
+    return {name: name for name in _models()} | _aliases()
 
 
 def model(name: str) -> ModelShape:
@@ -107,9 +164,8 @@ def model(name: str) -> ModelShape:
         CatalogError: no model has this name, or the number of layers is not a whole number.
     """
     base, at, layers = name.partition("@")
-    user = load.signature()
-    known = values.models(user)
-    shape = known.get(_base_name(user, base))
+    known = _models()
+    shape = known.get(_base_name(base))
     if shape is None:
         raise CatalogError(unknown("model", base, known))
     return _proxy(shape, layers) if at else shape
@@ -134,7 +190,7 @@ def _proxy(shape: ModelShape, layers: str) -> ModelShape:
 
 def platforms() -> tuple[Platform, ...]:
     """Return every known platform."""
-    return tuple(values.platforms(load.signature()).values())
+    return tuple(_platforms().values())
 
 
 def platform(name: str) -> Platform:
@@ -143,7 +199,7 @@ def platform(name: str) -> Platform:
     Raises:
         CatalogError: no platform has this name.
     """
-    known = values.platforms(load.signature())
+    known = _platforms()
     if name.lower() not in known:
         raise CatalogError(unknown("platform", name, known))
     return known[name.lower()]
@@ -155,46 +211,40 @@ def _specificity(item: Strategy) -> tuple[int, int]:
     return place, 0 if item.model == "*" else 1
 
 
-def _places(user: values.Signature, platform: str | None) -> tuple[str, ...]:
+def _places(platform: str | None) -> tuple[str, ...]:
     """Return what a strategy's ``platform`` may say to cover a platform."""
-    known = values.platforms(user).get((platform or "").lower())
-    return (
-        ("*",) if platform is None else ("*", platform.lower(), *([known.vendor] if known else []))
-    )
+    if platform is None:
+        return ("*",)
+    known = _platforms().get(platform.lower())
+    return ("*", platform.lower(), *([known.vendor] if known else []))
 
 
-def _base_name(user: values.Signature, model: str) -> str:
+def _base_name(model: str) -> str:
     """Return the catalog's name of a model or of the model that a proxy shortens."""
     base = model.partition("@")[0].lower()
-    return values.model_aliases(user).get(base, base)
-
-
-def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
-    """Return every strategy for a model on a platform, one a name, the most specific row."""
-    user = load.signature()
-    places, base = _places(user, platform), _base_name(user, model)
-    best: dict[str, Strategy] = {}
-    for item in values.strategies(user):
-        fits = item.platform in places and item.model in ("*", base)
-        rival = best.get(item.name)
-        if fits and (rival is None or _specificity(item) >= _specificity(rival)):
-            best[item.name] = item
-    return tuple(best.values())
+    return _aliases().get(base, base)
 
 
 def strategy_rows(platform: str | None = None, model: str | None = None) -> tuple[Strategy, ...]:
-    """Return every strategy, one row a name where both a platform and a model are given."""
-    if platform is not None and model is not None:
-        return strategies(platform, model)
-    user = load.signature()
-    places = _places(user, platform)
-    base = None if model is None else _base_name(user, model)
-    return tuple(
+    """Return every strategy for a platform and a model, the most specific row of each name.
+
+    Every row where one of the two is left out.
+    """
+    places = _places(platform)
+    fitting = [
         item
-        for item in values.strategies(user)
+        for item in _strategies()
         if (platform is None or item.platform in places)
-        and (base is None or item.model in ("*", base))
-    )
+        and (model is None or item.model in ("*", _base_name(model)))
+    ]
+    if platform is None or model is None:
+        return tuple(fitting)
+    best: dict[str, Strategy] = {}
+    for item in fitting:
+        rival = best.get(item.name)
+        if rival is None or _specificity(item) >= _specificity(rival):
+            best[item.name] = item
+    return tuple(best.values())
 
 
 def strategy(name: str, platform: str, model: str) -> Strategy:
@@ -204,7 +254,7 @@ def strategy(name: str, platform: str, model: str) -> Strategy:
         CatalogError: no strategy of this name covers the model on the platform.
     """
     wanted = name.lower().replace("-", "_")
-    found = strategies(platform, model)
+    found = strategy_rows(platform, model)
     for item in found:
         if wanted == item.name or wanted in item.aliases:
             return item

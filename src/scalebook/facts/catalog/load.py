@@ -8,12 +8,13 @@ variable SCALEBOOK_CATALOG name. A later row of the same name replaces the keys 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 from scalebook.errors import CatalogError
 from scalebook.facts.catalog import results
@@ -21,6 +22,7 @@ from scalebook.facts.catalog.rows import PROJECT_FILE, TomlRow, parse, read
 
 ENVIRONMENT_VARIABLE = "SCALEBOOK_CATALOG"
 
+Value = TypeVar("Value")
 Signature = tuple[tuple[str, int], ...]
 _HELD: ContextVar[tuple[Path | None, Signature] | None] = ContextVar("_HELD", default=None)
 
@@ -54,17 +56,28 @@ def user_files() -> tuple[Path, ...]:
 
 
 @contextmanager
-def held() -> Generator[Signature]:
-    """Look for the user's files once: what is asked inside is of that one moment.
+def held(known: Signature | None = None) -> Generator[Signature]:
+    """Look for the user's files once, or take what is known of them, for all that is asked inside.
 
     Raises:
         CatalogError: a file cannot be read.
     """
-    before = _HELD.set((own_file(), signature()))
+    before = _HELD.set((own_file(), signature() if known is None else known))
     try:
         yield signature()
     finally:
         _HELD.reset(before)
+
+
+def kept(find: Callable[[], Value]) -> Callable[[], Value]:
+    """Return a function that keeps what it found for each state of the user's files."""
+
+    @lru_cache(maxsize=8)
+    def of(user: Signature) -> Value:
+        with held(user):
+            return find()
+
+    return wraps(find)(lambda: of(signature()))
 
 
 def signature() -> Signature:
@@ -101,14 +114,14 @@ def _key(row: TomlRow) -> tuple[str, ...]:
     return (row.text("id") if row.kind == "published" else row.text("name").lower(),)
 
 
-def rows(kind: str, user: tuple[tuple[str, int], ...]) -> tuple[TomlRow, ...]:
+def rows(kind: str) -> tuple[TomlRow, ...]:
     """Return the merged rows of one kind, the package's order first.
 
     Raises:
         CatalogError: a file cannot be read, is not valid TOML, or gives one name twice.
     """
     merged = {_key(row): row for row in _package_rows(kind)}
-    for path, modified in user:
+    for path, modified in signature():
         named: set[tuple[str, ...]] = set()
         for row in _user_rows(path, modified).get(kind, ()):
             key = _key(row)

@@ -72,10 +72,6 @@ class TomlRow:
             )
         return value
 
-    def optional_text(self, key: str) -> str | None:
-        """Return a text, or None where the row has no such key."""
-        return self.text(key) if key in self.values else self._get(key, None)
-
     def choice(self, key: str, allowed: Iterable[str], default: Any = REQUIRED) -> str:
         """Return a text that is one of ``allowed``."""
         value, names = self.text(key, default), tuple(allowed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 from scalebook import identity
 from scalebook.config import RunConfig
@@ -48,13 +48,13 @@ def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ..
 
     The cells of one map follow one another, in the order of split, recomputation and micro batch.
     """
-    shown = known(runs)
-    cells = [_of_run(one) for one in shown if model in (None, one.config.model)]
+    shown = [one for one in known(runs) if model in (None, one.config.model)]
+    cells = [_cell(one) for one in shown]
     by_scope: dict[tuple[object, ...], list[KnownMemory]] = {}
-    for one, cell in zip((o for o in shown if model in (None, o.config.model)), cells, strict=True):
+    for one, cell in zip(shown, cells, strict=True):
         by_scope.setdefault(scope_of(cell), []).append(one)
     for same in by_scope.values():
-        cells += _unmeasured(same)
+        cells += map(_cell, _unmeasured(same))
     return tuple(sorted(cells, key=_sorting))
 
 
@@ -64,32 +64,14 @@ def _sorting(cell: Cell) -> tuple[Any, ...]:
     return (*map(str, scope_of(cell)), *split, *rest, cell.micro_batch_size, cell.global_batch_size)
 
 
-def _of_run(one: KnownMemory) -> Cell:
-    source = cast("Evidence", one.source)
-    given = one.config, one.accelerator, one.verdict, source, one.reason
-    return _cell(*given, run_ids=one.run_ids, peak_gib=one.peak_memory_gib)
-
-
-def _cell(
-    config: RunConfig,
-    accelerator: str | None,
-    verdict: Verdict | None,
-    evidence: Evidence,
-    reason: str,
-    *,
-    run_ids: tuple[str, ...] = (),
-    peak_gib: float | None = None,
-) -> Cell:
-    device = _device(config, accelerator)
+def _cell(one: KnownMemory) -> Cell:
+    """Return what is known of a configuration with its settings, prediction and device."""
+    device = _device(one.config, one.accelerator)
+    alike = ("accelerator", "verdict", "evidence", "reason", "run_ids", "peak_memory_gib")
     return Cell(
-        **{name: getattr(config, name) for name in SETTINGS},
-        accelerator=accelerator,
-        verdict=verdict,
-        evidence=evidence,
-        reason=reason,
-        run_ids=run_ids,
-        peak_memory_gib=peak_gib,
-        predicted_gib=_predicted(config),
+        **{name: getattr(one.config, name) for name in SETTINGS},
+        **{name: getattr(one, name) for name in alike},
+        predicted_gib=_predicted(one.config),
         capacity_gib=device.memory_gb if device else None,
     )
 
@@ -110,7 +92,7 @@ def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
     return found or (catalog.accelerator(name) if name else None)
 
 
-def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[Cell]:
+def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[KnownMemory]:
     """Yield the combinations of one map that no run has settled."""
     taken = {identity.memory(one.config) for one in same}
     places = {_place(one.config) for one in same}
@@ -152,8 +134,8 @@ def _micro_batches(seen: set[int]) -> list[int]:
     return sorted(seen | {size for size in between if size in range(min(seen), max(seen))})
 
 
-def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
-    """Return the cell that follows from one that was run, None where none settles it."""
+def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> KnownMemory | None:
+    """Return what follows from a configuration that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
             more = ", ".join(f"{name}={value}" for name, value in grown.items())
@@ -166,15 +148,15 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
         else:
             continue
         given = config, one.accelerator, one.verdict, "inferred", words
-        return _cell(*given, run_ids=one.run_ids[:1])
+        return KnownMemory(*given, one.run_ids[:1])
     return None
 
 
-def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> Cell:
+def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> KnownMemory:
     verdict = fit.verdict(needed, _device(config, accelerator))
     known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
     found = None if verdict.fits is None else known_verdicts[verdict.fits]
-    return _cell(config, accelerator, found, "predicted", verdict.reason)
+    return KnownMemory(config, accelerator, found, "predicted", verdict.reason)
 
 
 # More of these never needs less memory. A larger global batch keeps as many or more microbatches in

@@ -23,15 +23,15 @@ PROVING_STEPS = 2  # after the second step optimizer state and every buffer are 
 
 @dataclass(frozen=True, slots=True)
 class KnownMemory:
-    """What the runs of one configuration on one device have shown."""
+    """What is known of one configuration on one device: by its runs, by others or by prediction."""
 
     config: RunConfig
     accelerator: str | None
-    verdict: Verdict
-    source: str
+    verdict: Verdict | None
+    evidence: Evidence
     reason: str
-    run_ids: tuple[str, ...]
-    peak_memory_gib: float | None
+    run_ids: tuple[str, ...] = ()
+    peak_memory_gib: float | None = None
 
     @property
     def key(self) -> tuple[str | None, str]:
@@ -112,7 +112,7 @@ def _shown(run: Run, devices: dict[str, str]) -> KnownMemory | None:
         config=config,
         accelerator=device if isinstance(device, str) else devices.get(config.platform),
         verdict=verdict,
-        source=record.source,
+        evidence=record.source,
         reason=record.reason or f"{steps} steps ran",
         run_ids=(record.inferred_from or record.run_id,),
         peak_memory_gib=max(peaks, default=None),
@@ -143,15 +143,14 @@ def _devices(runs: Iterable[Run]) -> dict[str, str]:
 
 def _merged(same: list[KnownMemory]) -> KnownMemory:
     """Return what several runs of a configuration say together."""
-    source = "measured" if any(one.source == "measured" for one in same) else same[0].source
-    same = [one for one in same if one.source == source]
+    measured = [one for one in same if one.evidence == "measured"]
+    same = measured or [one for one in same if one.evidence == same[0].evidence]
     broke = [one for one in same if one.verdict == "out_of_memory"]
     first = (broke or same)[0]
     peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
     edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
     return replace(
         first,
-        source=source,
         reason=edge if 0 < len(broke) < len(same) else first.reason,
         run_ids=tuple(dict.fromkeys(run_id for one in same for run_id in one.run_ids)),
         peak_memory_gib=max(peaks, default=None),

@@ -112,7 +112,7 @@ def _repaired(case: Case, change: Change) -> Iterator[RunConfig]:
         | _pipeline(config, shape, change)
         | _experts(config, shape, change)
         | _format(config, case.accelerator)
-        | _steps(config)
+        | ({"steps": config.warmup_steps + 10} if config.warmup_steps >= config.steps else {})
         | {"packed_documents": _closest(config.packed_documents, divisors(config.sequence_length))}
     )
     for length in _lengths(base, shape):
@@ -135,8 +135,8 @@ def _pipeline(config: RunConfig, shape: ModelShape, change: Change) -> Change:
     wanted = config.last_pipeline_stage_layers
     every = divisors(shape.num_layers // stages) if stages > 1 else [1]
     chunks = _closest(config.virtual_pipeline_parallel_size, every)
-    own = last_stage_sizes(shape.num_layers, stages) if wanted and stages > 1 else []
-    legal = (size for size in own if min(size, (shape.num_layers - size) // (stages - 1)) >= chunks)
+    own = wanted and stages > 1
+    legal = last_stage_sizes(shape.num_layers, stages, chunks) if own else []
     return {
         "virtual_pipeline_parallel_size": chunks,
         "last_pipeline_stage_layers": min(legal, key=lambda size: abs(size - wanted), default=0),
@@ -175,10 +175,6 @@ def _format(config: RunConfig, accelerator: Accelerator | None) -> Change:
         return {}
     usable = (name for name in ("bf16", "fp16", "fp32") if name in accelerator.peak_tflops)
     return {"precision": next(usable, "fp32")}
-
-
-def _steps(config: RunConfig) -> Change:
-    return {"steps": config.warmup_steps + 10} if config.warmup_steps >= config.steps else {}
 
 
 def _lengths(config: RunConfig, shape: ModelShape) -> list[int]:

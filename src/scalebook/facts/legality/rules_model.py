@@ -14,20 +14,30 @@ from scalebook.settings import RECOMPUTE_MODULES, named_modules
 
 def tensor_sizes(shape: ModelShape) -> list[int]:
     """Return every tensor-parallel size that fits the model's heads, groups and FFN."""
-    return [size for size in divisors(shape.num_attention_heads) if not _misfit(shape, size)]
+    return [size for size in divisors(shape.num_attention_heads) if not any(_misfits(shape, size))]
 
 
-def _misfit(shape: ModelShape, size: int) -> str | None:
-    groups = shape.num_query_groups
-    if shape.num_attention_heads % size:
-        return "attention_heads"
-    # megatron-core from 0.16 repeats key-value groups over more ranks than groups; before, the
-    # groups had to be a multiple of the tensor-parallel size.
-    if shape.mla is None and ((groups % size and size % groups) or _projection_width(shape) % size):
-        return "key_value_groups"
-    if any(width % size for width in _split_widths(shape)):
-        return "ffn"
-    return None
+def _misfits(shape: ModelShape, size: int) -> Iterator[tuple[str, str]]:
+    """Yield rule and words for each part of the model that a tensor-parallel size does not split.
+
+    megatron-core from 0.16 repeats key-value groups over more ranks than groups; before, the groups
+    had to be a multiple of the tensor-parallel size.
+    """
+    heads, groups, name = shape.num_attention_heads, shape.num_query_groups, shape.name
+    if heads % size:
+        words = f"does not fit {name} ({heads} heads, {groups} key-value groups)"
+        yield "attention_heads", words
+    uneven = shape.mla is None and groups % size
+    if uneven and size % groups:
+        words = f"neither divides nor is a multiple of the {groups} key-value groups of {name}"
+        yield "key_value_groups", words
+    elif uneven and heads % size == 0 and _projection_width(shape) % size:
+        parts = f"{heads} + 2 x {groups} heads of {shape.head_dim}"
+        words = f"does not divide the query-key-value projection of {name} ({parts})"
+        yield "key_value_groups", words
+    for width in _split_widths(shape):
+        if width % size:
+            yield "ffn", f"does not divide the FFN width {width} of {name}"
 
 
 def _projection_width(shape: ModelShape) -> int:
@@ -45,41 +55,15 @@ def _split_widths(shape: ModelShape) -> list[int]:
 def tensor_parallel(case: Case) -> Iterator[Problem]:
     """Heads, key-value groups and FFN width are split over tensor-parallel ranks."""
     shape, size = case.shape, case.config.tensor_parallel_size
-    heads_fit = shape.num_attention_heads % size == 0
-    heads = f"{shape.num_attention_heads} heads, {shape.num_query_groups} key-value groups"
-    fits = choices(tensor_sizes(shape))
-    if not heads_fit:
-        yield Problem(
-            "attention_heads",
-            f"tensor_parallel_size={size} does not fit {shape.name} ({heads}). Use {fits}.",
-        )
-    groups = shape.num_query_groups
-    if shape.mla is None and groups % size and size % groups:
-        yield Problem(
-            "key_value_groups",
-            f"tensor_parallel_size={size} neither divides nor is a multiple of the "
-            f"{groups} key-value groups of {shape.name}. Use {fits}.",
-        )
-    elif shape.mla is None and heads_fit and groups % size and _projection_width(shape) % size:
-        yield Problem(
-            "key_value_groups",
-            f"tensor_parallel_size={size} does not divide the query-key-value projection of "
-            f"{shape.name} ({shape.num_attention_heads} + 2 x {groups} heads of "
-            f"{shape.head_dim}). Use {fits}.",
-        )
-    for width in _split_widths(shape):
-        if width % size:
-            yield Problem(
-                "ffn",
-                f"tensor_parallel_size={size} does not divide the FFN width {width} of "
-                f"{shape.name}. Use {fits}.",
-            )
+    for rule, words in _misfits(shape, size):
+        fits = choices(tensor_sizes(shape))
+        yield Problem(rule, f"tensor_parallel_size={size} {words}. Use {fits}.")
 
 
 def replicated_groups(case: Case) -> Iterator[Problem]:
     """More tensor-parallel ranks than key-value groups work from megatron-core 0.16 on only."""
     shape, size = case.shape, case.config.tensor_parallel_size
-    if shape.mla is None and size > shape.num_query_groups and _misfit(shape, size) is None:
+    if shape.mla is None and size > shape.num_query_groups and not any(_misfits(shape, size)):
         yield Problem(
             "key_value_groups",
             f"tensor_parallel_size={size} is above the {shape.num_query_groups} key-value groups "
@@ -219,7 +203,7 @@ def _last_stage(layers: int, stages: int, chunks: int) -> str:
     loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
     """
     every = last_stage_sizes(layers, stages)
-    chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
+    chunked = last_stage_sizes(layers, stages, chunks)
     if not every:
         return ""
     best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
@@ -240,8 +224,7 @@ def _uneven(case: Case) -> Iterator[Problem]:
         )
         return
     chunks = config.virtual_pipeline_parallel_size
-    sizes = last_stage_sizes(layers, stages)
-    legal = [size for size in sizes if min(size, (layers - size) // (stages - 1)) >= chunks]
+    sizes, legal = (last_stage_sizes(layers, stages, each) for each in (1, chunks))
     if last not in legal:
         advice = choices(legal)
         if not legal:  # too many chunks, or too many stages

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from scalebook.errors import ConfigError, unknown
+from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.facts.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
-from scalebook.parallelism import RECOMPUTE, Parallelism, Recomputed
+from scalebook.parallelism import Parallelism, Recomputed
 from scalebook.untrusted import html_table
 
 OptimizerKernel = Literal["fused", "unfused"]
@@ -27,7 +27,6 @@ OptimizerKernel = Literal["fused", "unfused"]
 __all__ = ["MemoryEstimate", "StageMemory", "estimate"]
 
 GIB = 2**30
-SHARDING = ("none", "optimizer", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +147,13 @@ def estimate(
     """Return the memory (GiB) that each pipeline stage needs on one rank.
 
     Raises:
-        ConfigError: precision, recompute or data_parallel_sharding is not known, or the model has
-            layers of several kinds.
+        ConfigError: the model has layers of several kinds.
     """
     if shape.hybrid is not None:
         kinds = shape.hybrid.words
         raise ConfigError(f"The memory of {shape.name} is not predicted: it has {kinds}.")
     if isinstance(recompute, str):
         recompute = Recomputed(recompute, modules=("core_attn",) * (recompute == "selective"))
-    _require_known(precision, recompute.mode, parallelism.data_parallel_sharding)
     # FSDP keeps fp32 gradients whatever it adds up.
     halved = gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full"
     numbers, passing = _of_a_parameter(precision, optimizer, halved)
@@ -199,16 +196,6 @@ def _of_a_parameter(
         passing += 4.0 if numbers.gradients == 4 and precision != "fp32" else 0.0
         numbers = replace(numbers, gradients=min(numbers.gradients, 2))
     return numbers, passing
-
-
-def _require_known(precision: str, recompute: str, sharding: str) -> None:
-    for kind, name, known in (
-        ("precision", precision, tuple(PRECISIONS)),
-        ("recompute mode", recompute, RECOMPUTE),
-        ("data-parallel sharding", sharding, SHARDING),
-    ):
-        if name not in known:
-            raise ConfigError(unknown(kind, name, known))
 
 
 def chunks_in_flight(parallelism: Parallelism, stage: int, num_microbatches: int) -> int:

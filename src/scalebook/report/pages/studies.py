@@ -161,10 +161,10 @@ def _committed() -> Mapping[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for path in paths:
         try:
-            document = read_document(path)
+            plan, _ = read_document(path)
         except ConfigError:
             continue  # a plan of the user's own that is not finished is no part of a report
-        found[document.name] = (document.kind, document.question)
+        found[plan.name] = (plan.kind, plan.question)
     return found
 
 

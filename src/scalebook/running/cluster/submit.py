@@ -7,16 +7,17 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scalebook import project, query, store
 from scalebook.errors import LaunchError
+from scalebook.plan import Plan
 from scalebook.running import finish_run, todo
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
-from scalebook.running.todo import Entry, Inference, Scheduled, label
+from scalebook.running.todo import Entry, Inference, label
 
 OWN_JOBS = "Each run was a separate job, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
@@ -24,19 +25,19 @@ _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of a plan's runs: their schedule, and what is known before a run starts."""
+    """The order of a plan's runs, and what is known before a run starts."""
 
-    scheduled: Scheduled = field(default_factory=Scheduled)
-    entries: Sequence[Entry] = ()
+    plan: Plan
+    entries: Sequence[Entry]
     one_job: bool = False
     prune: bool = False
     rerun: bool = False
 
     def record(self, entry: Entry) -> dict[str, Any]:
-        """Return what the record of a run keeps of its place; empty without a plan."""
+        """Return what the record of a run keeps of its place."""
         places = [one.config.config_hash() for one in self.entries]
-        kept = self.scheduled.place(places.index(entry.config.config_hash()) + 1, None)
-        if kept and not self.one_job and len(places) > 1:
+        kept = todo.place(self.plan, places.index(entry.config.config_hash()) + 1, None)
+        if not self.one_job and len(places) > 1:
             kept["notes"] = [*kept["notes"], OWN_JOBS]
         return kept
 
@@ -48,14 +49,11 @@ class Order:
         """Return options of ``node`` for the run at a place of its job, counted from 0."""
         if number == 0:
             return ()
-        cool_down = self.scheduled.cool_down
+        cool_down = self.plan.schedule.cool_down
         words = ("--cool-down", str(cool_down)) if cool_down is not None else ()
         if self.prune:
             words += ("--prune", "--fresh") if self.rerun else ("--prune",)
         return words
-
-
-NO_ORDER = Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,7 @@ def jobs(entries: Sequence[Entry], one_job: bool) -> list[list[Entry]]:
     return [to_run] if one_job and to_run else [[entry] for entry in to_run]
 
 
-def preview(
-    entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order = NO_ORDER
-) -> str:
+def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order) -> str:
     """Return the script that these entries would be submitted as, except for the runs' names."""
     paths = [store.partial_path(runs.absolute(), f"RUN_ID_{n}") for n, _ in enumerate(entries, 1)]
     tasks = [
@@ -118,7 +114,7 @@ def submit(
     entries: Sequence[Entry],
     runs: Path,
     options: slurm.Options,
-    order: Order = NO_ORDER,
+    order: Order,
     ask: Ask = query.ask,
 ) -> list[Submitted]:
     """Submit one job of these entries and return what waits for it; nothing is left on refusal.
@@ -133,8 +129,7 @@ def submit(
             directory = store.create_partial(runs, entry.config)
             write_job(directory, None, len(entries))
             tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
-            if order.entries:
-                store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
+            store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         folder = _folder(runs)
         folder.mkdir(parents=True, exist_ok=True)
         text = slurm.script(

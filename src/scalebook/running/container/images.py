@@ -137,22 +137,18 @@ def parse(vendor: str, document: Mapping[str, Any]) -> Image:
     """
     file = f"containers/{vendor}/image.toml"
     row = TomlRow("image", document.get("image", {}), file, None)
-    digest = row.optional_text("digest")
-    if digest is not None and not DIGEST.fullmatch(digest):
-        raise row.error("digest must be sha256: and 64 hex digits.")
     contents = TomlRow("contents", document.get("contents", {}), file, None)
     if not contents.values:
         raise contents.error("[contents] must hold versions.")
-    keys = ("name", "base", "tag", "source", "megatron_core")
-    found = Image(
+    row.text("retrieved")
+    found = row.built(
+        Image,
         vendor=vendor,
-        **{key: row.text(key) for key in keys},
-        digest=digest,
         contents={component: contents.text(component) for component in contents.values},
         flags=_flags(file, document.get("run", {})),
     )
-    row.text("retrieved")
-    row.finish()
+    if found.digest is not None and not DIGEST.fullmatch(found.digest):
+        raise row.error("digest must be sha256: and 64 hex digits.")
     return found
 
 
@@ -167,8 +163,7 @@ def _flags(file: str, run: Mapping[str, Any]) -> dict[str, tuple[Flag, ...]]:
 
 
 def _flag(row: TomlRow) -> Flag:
-    flag = Flag(row.text("argument"), row.text("reason"))
-    row.finish()
+    flag = row.built(Flag)
     if not flag.argument.startswith("--"):
         raise row.error(f"argument {flag.argument!r} must begin with '--'.")
     return flag

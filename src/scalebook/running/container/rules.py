@@ -121,7 +121,4 @@ def parse(row: TomlRow) -> Variable:
     if not _NAME.fullmatch(name):
         raise row.error("a variable's name has capitals, digits and '_' only.")
     holds(when, dict.fromkeys(FIELDS), f"{row.file}: {name}: when")  # else malformed
-    value, reason, source = row.text("value"), row.text("reason"), row.text("source")
-    found = Variable(name, value, reason, source, when, row.texts("replaces"))
-    row.finish()
-    return found
+    return row.built(Variable, when=when)
