@@ -451,7 +451,6 @@ def test_telemetry_and_traces_attach_to_the_run_beside_them(tmp_path):
     assert json.loads(samples[0])["power_watts"] == 610.5
     assert "power_watts" not in json.loads(samples[1])
     breakdown = json.loads((run.path / "profile" / "breakdown.json").read_text())
-    assert breakdown["traces"][0]["totals"]["device_seconds"] == pytest.approx(900e-6)
     assert breakdown["rank"] == 3
     assert breakdown["parts"]["forward_seconds"] == pytest.approx(600e-6)  # hides the all-reduce
     assert breakdown["parts"]["idle_seconds"] == pytest.approx(400e-6)
