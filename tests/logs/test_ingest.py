@@ -428,10 +428,11 @@ def test_the_names_of_many_files_are_looked_at_once_each(tmp_path, monkeypatch):
     for job in range(30):
         write(tmp_path / f"job{job}x" / "a.log", line(1, 1000.0 + job, loss=3.0))
         write(tmp_path / f"job{job}x" / "smi.csv", (LOGS / "rocm_smi.csv").read_text())
-    found, notes = group.collect([tmp_path])
+    files = group.find([tmp_path])
+    found = list(files.groups())
     assert len(found) == len(asked) == 30
     assert all(len(one.attached) == 1 for one in found)
-    assert notes == []
+    assert files.notes == []
 
 
 def test_files_of_two_jobs_stay_two_runs(tmp_path):

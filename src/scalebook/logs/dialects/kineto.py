@@ -54,19 +54,12 @@ class Kineto(Dialect):
         for line in reader.broken_lines:
             job.note(f"{source.path.name} line {line}: not valid JSON; the event was left out.")
         job.counts.broken_records = reader.broken
-        self._distributed(reader.distributed)
-        rank = job.details.get("rank")
-        found = reduce_trace(
-            trace, rank=rank if isinstance(rank, int) else None, fault=fault_of(reader)
-        )
+        world, rank = (reader.distributed.get(name) for name in ("world_size", "rank"))
+        if isinstance(world, int) and world > 0:
+            self.out.tell("world_size", world)
+        known = rank if isinstance(rank, int) and rank >= 0 else None
+        found = reduce_trace(trace, rank=known, fault=fault_of(reader))
         job.details["breakdown"] = found.model_dump(mode="json")
         for note in source.notes:
             job.note(note)
         return self.out.close()
-
-    def _distributed(self, info: Event) -> None:
-        world, rank = info.get("world_size"), info.get("rank")
-        if isinstance(world, int) and world > 0:
-            self.out.tell("world_size", world)
-        if isinstance(rank, int) and rank >= 0:
-            self.out.job.details["rank"] = rank
