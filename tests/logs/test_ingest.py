@@ -428,10 +428,11 @@ def test_the_names_of_many_files_are_looked_at_once_each(tmp_path, monkeypatch):
     for job in range(30):
         write(tmp_path / f"job{job}x" / "a.log", line(1, 1000.0 + job, loss=3.0))
         write(tmp_path / f"job{job}x" / "smi.csv", (LOGS / "rocm_smi.csv").read_text())
-    found, notes = group.collect([tmp_path])
+    files = group.find([tmp_path])
+    found = list(files.groups())
     assert len(found) == len(asked) == 30
     assert all(len(one.attached) == 1 for one in found)
-    assert notes == []
+    assert files.notes == []
 
 
 def test_files_of_two_jobs_stay_two_runs(tmp_path):
@@ -451,7 +452,6 @@ def test_telemetry_and_traces_attach_to_the_run_beside_them(tmp_path):
     assert json.loads(samples[0])["power_watts"] == 610.5
     assert "power_watts" not in json.loads(samples[1])
     breakdown = json.loads((run.path / "profile" / "breakdown.json").read_text())
-    assert breakdown["traces"][0]["totals"]["device_seconds"] == pytest.approx(900e-6)
     assert breakdown["rank"] == 3
     assert breakdown["parts"]["forward_seconds"] == pytest.approx(600e-6)  # hides the all-reduce
     assert breakdown["parts"]["idle_seconds"] == pytest.approx(400e-6)

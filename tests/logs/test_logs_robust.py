@@ -21,7 +21,7 @@ from scalebook import logs
 from scalebook.errors import IngestError
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.nanotron import NanotronCSV
-from scalebook.logs.ingest.group import collect
+from scalebook.logs.ingest.group import find
 from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.job import ColumnTable
 from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
@@ -145,8 +145,10 @@ def test_a_file_that_its_reader_does_not_foresee_is_noted_and_the_folder_goes_on
     for name in ("megatron_2021_windows.log", "nanotron.csv"):
         (tmp_path / name).write_bytes((LOGS / name).read_bytes())
     monkeypatch.setattr(NanotronCSV, "read", unforeseen)
-    groups, (note,) = collect([tmp_path])
-    assert [group.files[0].path.name for group in groups] == ["megatron_2021_windows.log"]
+    files = find([tmp_path])
+    (group,) = files.groups()
+    (note,) = files.notes
+    assert group.files[0].path.name == "megatron_2021_windows.log"
     assert "nanotron.csv" in note and "(odd)" in note
 
 

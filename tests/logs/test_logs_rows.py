@@ -208,11 +208,11 @@ def test_kernels_of_rocprof_are_those_of_the_processes_of_its_devices(tmp_path):
         for pid, name in named.items()
     ]
     events += [
-        {"ph": "X", "name": "op", "pid": str(pid), "tid": "1", "ts": "1000", "dur": str(dur)}
-        for pid, dur in ((2, 900), (1, 30), (6, 50))
+        {"ph": "X", "name": "op", "pid": str(pid), "tid": "1", "ts": str(at), "dur": str(dur)}
+        for pid, at, dur in ((2, 1000, 900), (1, 1000, 20), (6, 1000, 50), (6, 2000, 30))
     ]
     [found] = ingested(tmp_path, {"traceEvents": events})
-    assert found["trace"]["device_seconds"] == pytest.approx(80e-6)
+    assert found["trace"]["kernel_seconds"] == pytest.approx(80e-6)
 
 
 def test_rows_that_are_cut_too_long_or_below_the_steps_are_no_records(tmp_path):

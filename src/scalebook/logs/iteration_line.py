@@ -373,11 +373,6 @@ class IterationDialect(LineDialect):
             self.out.job.table.amend("tflops_per_gpu", number(effective[1]))
         return False
 
-    def other(self, line: str, *, endings: bool, dumps: bool) -> None:
-        """Take a line that is not a record."""
-        if dumps or endings or self.assignments:
-            super().other(line, endings=endings, dumps=dumps)
-
     def finish(self) -> None:
         """Read the record that is still open."""
         self._flush()

@@ -123,6 +123,11 @@ BOMB_RATIO = 600
 _ZSTD_HEADER = 18  # bytes, at most
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _XZ, _BZIP2, _ZIP = b"\xfd7zX", tuple(b"BZh%d" % level for level in range(1, 10)), b"PK\x03\x04"
+# What unpackers raise, zipfile whatever damage makes of a header.
+_DAMAGED = (
+    *(EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError),
+    *(NotImplementedError, RuntimeError, ValueError, OverflowError),
+)
 _XZ_BYTES = 256 << 20  # of memory to unpack with; xz -9 asks for 65 MiB
 
 
@@ -261,21 +266,15 @@ class Source:
             elif magic in _BZIP2:
                 yield from _unpack(raw, bz2.BZ2Decompressor)
             elif magic == _ZIP:
-                yield from self._unzipped(raw)
+                yield from _unzip(raw, self.path)
             else:
                 yield from _pieces(raw)
-        except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError) as error:
+        except _DAMAGED as error:
             self.note(f"The file is damaged or ends early ({error}); it was read up to there.")
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
             self.note("The zstd data is damaged; the file was read up to there.")
-
-    def _unzipped(self, raw: BinaryIO) -> Iterator[bytes]:
-        try:
-            yield from _unzip(raw, self.path)
-        except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:
-            raise zipfile.BadZipFile(str(error)) from error  # what damage makes of a header
 
     def texts(self) -> Iterator[str]:
         """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""

@@ -74,7 +74,7 @@ class FileContent:
             len(job.table)
             or len(job.samples)
             or job.rates
-            or "trace" in job.details
+            or "breakdown" in job.details
             or (job.settings and self.dialect is not Plain)
             or (
                 (log or (".txt" in suffixes and len(job.settings) >= few))

@@ -175,7 +175,7 @@ class SortedFiles:
         default_factory=list[tuple[Path, bool, StoreReader]]
     )
 
-    def groups(self, dialect: str | type[Dialect] | None) -> Iterator[Group]:
+    def groups(self, dialect: str | type[Dialect] | None = None) -> Iterator[Group]:
         """Yield each job when its files were read; those next to other files at the end.
 
         Raises:
@@ -260,15 +260,3 @@ def find(
                     raise
                 found.notes.append(str(error))
     return found
-
-
-def collect(
-    paths: Iterable[Path], dialect: str | type[Dialect] | None = None, opens: Opener = no_store
-) -> tuple[list[Group], list[str]]:
-    """Return the groups of files under some paths, and notes on files that were not used.
-
-    Raises:
-        IngestError: a path does not exist, or a file that was named cannot be read.
-    """
-    found = find(paths, dialect, opens)
-    return list(found.groups(dialect)), found.notes

@@ -11,7 +11,7 @@ from scalebook import store
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent, read
-from scalebook.logs.ingest.group import Opener, collect, find, no_store
+from scalebook.logs.ingest.group import Opener, find, no_store
 from scalebook.logs.ingest.job_summary import summarise
 from scalebook.logs.ingest.log_config import LogConfig, observe_with
 from scalebook.logs.ingest.write import write_run
@@ -51,7 +51,7 @@ def summaries(
             summarise(job, _known(job, supplied, path.name, window), content.dialect.kind)
             for job in content.jobs
         ]
-    groups, _ = collect([path], dialect, opens)
+    groups = list(find([path], dialect, opens).groups(dialect))
     if not groups:
         raise IngestError(f"Nothing in {path} was recognised. Name a file, or another folder.")
     return [

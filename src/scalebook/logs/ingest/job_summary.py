@@ -327,6 +327,6 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     }
     if len(job.samples):
         summary["telemetry"] = telemetry_summary(job.samples)
-    if "trace" in job.details:
-        summary["trace"] = job.details["trace"]
+    if trace:
+        summary["trace"] = trace
     return finite(summary)

@@ -197,7 +197,7 @@ def _clear(partial: Path) -> None:
 
 
 def _write_attached(directory: Path, group: Group) -> None:
-    """Write the telemetry and the trace totals that belong to the run."""
+    """Write the telemetry and the anatomy of a step that belong to the run."""
     samples = [
         job.samples for content in group.attached for job in content.jobs if len(job.samples)
     ]
@@ -205,34 +205,21 @@ def _write_attached(directory: Path, group: Group) -> None:
         _write_lines(
             directory / "telemetry.jsonl", (line for table in samples for line in lines(table))
         )
-    traces: list[dict[str, object]] = [
-        {"file": content.path.name, "totals": job.details["trace"]}
-        for content in group.attached
-        for job in content.jobs
-        if "trace" in job.details
-    ]
-    if traces:
-        (directory / "profile").mkdir()
-        _copy_traces(directory / "profile", group)
-        breakdown = _first_breakdown(group)
-        store.write_json(
-            directory / "profile" / "breakdown.json", finite(breakdown | {"traces": traces})
-        )
-
-
-def _first_breakdown(group: Group) -> dict[str, Any]:
-    """Return the anatomy of a step from the trace of the lowest rank."""
     found = [
         cast("dict[str, Any]", job.details["breakdown"])
         for content in group.attached
         for job in content.jobs
         if "breakdown" in job.details
     ]
-    return min(found, key=lambda one: one["rank"] if one["rank"] is not None else 1 << 30)
+    if found:  # that of the lowest rank
+        (directory / "profile").mkdir()
+        _copy_traces(directory / "profile", group)
+        lowest = min(found, key=lambda one: one["rank"] if one["rank"] is not None else 1 << 30)
+        store.write_json(directory / "profile" / "breakdown.json", finite(lowest))
 
 
 def _copy_traces(folder: Path, group: Group) -> None:
-    """Copy the traces next to their totals, compressed; one that is very large is left out."""
+    """Copy the traces next to their anatomy, compressed; one that is very large is left out."""
     traces = [content for content in group.attached if content.dialect.kind == "trace"]
     for number, content in enumerate(traces, start=1):
         if content.path.stat().st_size > _LARGEST_TRACE:

@@ -8,10 +8,12 @@ skipped. No code is made from it.
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +29,6 @@ _BLANKS = re.compile(r"[\s,]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*(\{)')
 _START = re.compile(r'"traceEvents"\s*:\s*\[')
-_GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
 
 Event = dict[str, Any]
 
@@ -57,18 +58,10 @@ def _bytes(path: Path) -> Iterator[bytes]:
     with opened(path, follow=True) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
-        unpacker = zlib.decompressobj(_GZIP_FORMAT)
-        while data := stream.read(PIECE_BYTES):
-            if not packed:
-                yield data
-                continue
-            while data and not unpacker.eof:
-                try:
-                    piece = unpacker.decompress(data, PIECE_BYTES)
-                except zlib.error:
-                    return
+        read = gzip.GzipFile(fileobj=stream).read1 if packed else stream.read
+        with suppress(EOFError, zlib.error, gzip.BadGzipFile):
+            while piece := read(PIECE_BYTES):
                 yield piece
-                data = unpacker.unconsumed_tail
 
 
 @dataclass(slots=True)
