@@ -112,58 +112,37 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
         return
     right = solve(identity, item.quantity, known.facts)
     found = compare(known.row, item, identity.text, right)
-    for excuse in (_rounded_before, _experts_apart, _in_gib, _less_pue):
-        if found.verdict == "contradicts":
-            found = excuse(known, item, identity, right) or found
+    if found.verdict == "contradicts":
+        excused = _rounded_before(known, item, identity, right) or _by_a_factor(
+            known.row, item, identity, right
+        )
+        found = excused or found
     if found.verdict == "contradicts" and item.exact:
         notes = (found.note, *_instead(known, identity))
         found = replace(found, note="; ".join(filter(None, notes)))
     yield found
 
 
-GIB = 2**30 / 1e9  # GB
+_GB_OF_GIB = point(1e9 / 2**30)
 _SIZES = ("weights_gb", "state_gb", "state_gb_per_gpu", "checkpoint_gb")
 
 
-def _in_gib(
-    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+def _by_a_factor(
+    row: Row, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
 ) -> Check | None:
-    """Return that a size of memory is possible if its GB are GiB, as many write."""
-    claimed = known.row.values[item.name].claimed
-    fits = (one for one in right if one.legitimate and claimed.meets(one.interval.scaled(1 / GIB)))
-    if item.name not in _SIZES or (fact := next(fits, None)) is None:
+    """Return that a claim fits where one of its quantities is written in another sense."""
+    pue, experts = row.values.get("pue"), row.values.get("expert_parallel_size")
+    factor, verdict, note = _GB_OF_GIB, "possible", "holds if the GB are GiB"
+    if item.quantity == "carbon_kg" and pue is not None:
+        factor, note = pue.interval, "holds if the PUE is not in the energy"
+    elif identity.subject == "gpus" and "data_parallel_size" in identity.names and experts:
+        factor, verdict = experts.interval, "holds"
+        note = "holds if data_parallel_size counts the replicas of the experts"
+    elif item.name not in _SIZES:
         return None
-    note = "holds if the GB are GiB"
-    return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
-
-
-def _less_pue(
-    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
-) -> Check | None:
-    """Return that carbon is possible if the stated energy is that before the stated PUE."""
-    pue, claimed = known.row.values.get("pue"), known.row.values[item.name].claimed
-    if pue is None or item.quantity != "carbon_kg":
-        return None
-    if (
-        fact := next((one for one in right if claimed.meets(one.interval * pue.interval)), None)
-    ) is None:
-        return None
-    note = "holds if the PUE is not in the energy"
-    return _check(known.row, item, fact, rule=identity.text, verdict="possible", note=note)
-
-
-def _experts_apart(
-    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
-) -> Check | None:
-    """Return that GPUs hold if the data-parallel ranks are those of the experts."""
-    experts = known.row.values.get("expert_parallel_size")
-    if experts is None or identity.subject != "gpus" or "data_parallel_size" not in identity.names:
-        return None
-    product = right[0].interval * experts.interval
-    if not known.row.values[item.name].claimed.meets(product):
-        return None
-    note = "holds if data_parallel_size counts the replicas of the experts"
-    return _check(known.row, item, right[0], rule=identity.text, verdict="holds", note=note)
+    claimed, proper = row.values[item.name].claimed, (one for one in right if one.legitimate)
+    fact = next((one for one in proper if claimed.meets(one.interval * factor)), None)
+    return fact and _check(row, item, fact, rule=identity.text, verdict=verdict, note=note)
 
 
 def _instead(known: Known, identity: Identity) -> Iterator[str]:
