@@ -236,7 +236,9 @@ def test_the_token_budget_takes_the_hours_of_the_fastest_runs(two: Path) -> None
     priced = cost_page.budgets(data, read_stated(two))
     (cost,) = (row["cost"] for row in priced if row["run_id"] == "h")
     assert cost.middle == pytest.approx(2 * hours["h"] * 2.5)
-    assert 'data-key="cost"' in str(cost_page.budget_table(priced))
+    table = str(cost_page.budget_table(priced))
+    assert f'data-value="{cost.middle}"' in table
+    assert "Interval" not in table
 
 
 def test_the_first_layers_of_a_model_have_no_token_budget(tmp_path: Path) -> None:

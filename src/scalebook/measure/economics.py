@@ -81,50 +81,54 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """An answer as constant x product of inputs / product of inputs (``1+x`` adds one).
-
-    Names of inputs have blanks between them.
-    """
+    """An answer as constant x product of inputs / product of inputs (``1+x`` adds one)."""
 
     name: str
     unit: str
     constant: float
-    over: str
-    under: str = "tokens_per_second"
+    over: tuple[str, ...]
+    under: tuple[str, ...] = ()
+
+
+def _product(
+    name: str, unit: str, constant: float, over: str, under: str = "tokens_per_second"
+) -> _Product:
+    """Return an answer from the names of its inputs, with spaces between them."""
+    return _Product(name, unit, constant, tuple(over.split()), tuple(under.split()))
 
 
 _DAY, _HOUR, _KWH = 1 / SECONDS_PER_DAY, 1 / 3600.0, 1 / 3600.0 / 1000
 # Days and money first: what a reader came for.
 ANSWERS = (
-    _Product("training_days", "days", _DAY, "tokens"),
-    _Product("training_days_with_preemptions", "days", _DAY, "tokens 1+preemption_overhead"),
-    _Product("cost", "currency", _HOUR, "tokens gpus price_per_gpu_hour"),
-    _Product(
+    _product("training_days", "days", _DAY, "tokens"),
+    _product("training_days_with_preemptions", "days", _DAY, "tokens 1+preemption_overhead"),
+    _product("cost", "currency", _HOUR, "tokens gpus price_per_gpu_hour"),
+    _product(
         "cost_spot", "currency", _HOUR, "tokens gpus spot_price_per_gpu_hour 1+preemption_overhead"
     ),
-    _Product("cost_reserved", "currency", _HOUR, "tokens gpus reserved_price_per_gpu_hour"),
-    _Product(
+    _product("cost_reserved", "currency", _HOUR, "tokens gpus reserved_price_per_gpu_hour"),
+    _product(
         "cost_storage", "currency", 1 / SECONDS_PER_MONTH, "tokens storage_tb price_per_tb_month"
     ),
-    _Product("cost_transfer", "currency", 1, "transferred_tb price_per_transferred_tb", ""),
-    _Product("tokens_per_day", "tokens", SECONDS_PER_DAY, "tokens_per_second", ""),
-    _Product(
+    _product("cost_transfer", "currency", 1, "transferred_tb price_per_transferred_tb", ""),
+    _product("tokens_per_day", "tokens", SECONDS_PER_DAY, "tokens_per_second", ""),
+    _product(
         "samples_per_day", "samples", SECONDS_PER_DAY, "tokens_per_second", "sequence_length"
     ),
-    _Product("training_seconds", "s", 1, "tokens"),
-    _Product("gpu_hours", "GPU h", _HOUR, "tokens gpus"),
-    _Product("tokens_per_dollar", "tokens", 3600.0, "tokens_per_second", "gpus price_per_gpu_hour"),
-    _Product(
+    _product("training_seconds", "s", 1, "tokens"),
+    _product("gpu_hours", "GPU h", _HOUR, "tokens gpus"),
+    _product("tokens_per_dollar", "tokens", 3600.0, "tokens_per_second", "gpus price_per_gpu_hour"),
+    _product(
         "tokens_per_dollar_spot", "tokens", 3600.0, "tokens_per_second",
         "gpus spot_price_per_gpu_hour 1+preemption_overhead",
     ),
-    _Product(  # above it the other platform costs more per token
+    _product(  # above it the other platform costs more per token
         "break_even_price_per_gpu_hour", "currency", 1,
         "price_per_gpu_hour other_tokens_per_second gpus", "tokens_per_second other_gpus",
     ),
-    _Product("energy", "kWh", _KWH, "tokens gpus watts_per_gpu pue"),
-    _Product("energy_per_token", "J", 1, "gpus watts_per_gpu pue"),
-    _Product("carbon", "kg CO2e", _KWH, "tokens gpus watts_per_gpu pue grid_kg_per_kwh"),
+    _product("energy", "kWh", _KWH, "tokens gpus watts_per_gpu pue"),
+    _product("energy_per_token", "J", 1, "gpus watts_per_gpu pue"),
+    _product("carbon", "kg CO2e", _KWH, "tokens gpus watts_per_gpu pue grid_kg_per_kwh"),
 )  # fmt: skip
 
 
@@ -140,15 +144,14 @@ def answer(name: str, inputs: Inputs) -> Answer:
 
 
 def _answer(product: _Product, stated: Mapping[str, Interval]) -> Answer:
-    over, under = product.over.split(), product.under.split()
-    names = [name.removeprefix("1+") for name in (*over, *under)]
+    names = [name.removeprefix("1+") for name in (*product.over, *product.under)]
     missing = tuple(name for name in names if name not in stated)
     value = None
     if not missing:
         value, middle = point(product.constant), product.constant
-        for by in (_factor(name, stated) for name in over):
+        for by in (_factor(name, stated) for name in product.over):
             value, middle = value * by, middle * by.middle
-        for by in (_factor(name, stated) for name in under):
+        for by in (_factor(name, stated) for name in product.under):
             value, middle = value / by, middle / by.middle
         value = Interval(value.low, value.high, middle)
     return Answer(product.name, product.unit, _formula(product), value, missing)
@@ -162,13 +165,11 @@ def _factor(name: str, stated: Mapping[str, Interval]) -> Interval:
 
 def _formula(product: _Product) -> str:
     """Return the formula for people, its unit conversion left out."""
-    top, below = (
-        " x ".join(f"(1 + {name[2:]})" if name.startswith("1+") else name for name in side.split())
-        for side in (product.over, product.under)
-    )
-    if not below:
+    top = " x ".join(f"(1 + {name[2:]})" if name[1] == "+" else name for name in product.over)
+    if not product.under:
         return top
-    return f"{top} / ({below})" if " " in product.under else f"{top} / {below}"
+    below = " x ".join(f"(1 + {name[2:]})" if name[1] == "+" else name for name in product.under)
+    return f"{top} / ({below})" if len(product.under) > 1 else f"{top} / {below}"
 
 
 def read_range(text: str) -> Interval:

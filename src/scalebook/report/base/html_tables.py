@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from scalebook.measure.intervals import Interval
 from scalebook.report.base.markup import (
     Markup,
     anchor,
@@ -98,9 +99,14 @@ def _as_data(rows: Sequence[Row], columns: Sequence[Column], anchors: bool) -> M
     return template.format(script_json(data))
 
 
+def _exact(value: Any) -> str:
+    """Return what a cell is sorted by and exported as: of a range, its middle."""
+    return "" if value is None else str(value.middle if isinstance(value, Interval) else value)
+
+
 def _pair(row: Row, column: Column) -> list[str]:
     value, shown = row.get(column.key), escape(column.show(row))
-    exact = "" if value is None else str(value)
+    exact = _exact(value)
     return [exact] if shown == exact else [exact, str(shown)]
 
 
@@ -120,7 +126,7 @@ def _classes(row: Row) -> str:
 def _cell(row: Row, column: Column) -> Markup:
     value = row.get(column.key)
     # Markup.format takes three times as long
-    exact, shown = escape("" if value is None else str(value)), escape(column.show(row))
+    exact, shown = escape(_exact(value)), escape(column.show(row))
     return Markup(f'<td class="{column.kind}" data-value="{exact}">{shown}</td>')
 
 
