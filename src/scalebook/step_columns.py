@@ -209,8 +209,10 @@ class _Writer:
         found: dict[str, Iterable[float]] = {}
         for name in _PLAIN:
             # a column that nothing was in yet takes no memory for None in all rows
-            if name in values and (name in self._columns or not _is_empty(name, values[name])):
-                found[name] = _column(name, values[name])
+            given = values.get(name, ())
+            used = name in self._columns or name in _NEVER_NONE or given.count(None) < len(given)
+            if name in values and used:
+                found[name] = _column(name, given)
         phases = bytes(map(_CODES.__getitem__, values["phase"]))
         ends = _ends(values.get(_END, ()))
         if ends and (_END in self._columns or not all(map(math.isnan, ends))):
@@ -266,11 +268,6 @@ class _Writer:
         """Fill up the columns that the last batches had nothing for."""
         for name, column in self._columns.items():
             column.extend(array("d", [_missing(name)]) * (self._count - len(column)))
-
-
-def _is_empty(name: str, values: Sequence[Any]) -> bool:
-    """Return whether a field that may be None is None in all rows."""
-    return name not in _NEVER_NONE and values.count(None) == len(values)
 
 
 def _missing(name: str) -> float:

@@ -168,6 +168,11 @@ def read_steps(path: Path, *, brief: bool = False) -> tuple[Steps, tuple[str, ..
     return step_columns.gone_on_from(steps), problems
 
 
+def read_step_lines(path: Path) -> tuple[Steps, tuple[str, ...]]:
+    """Return every readable line of a steps.jsonl, and a sentence for each that is not."""
+    return step_columns.read(path)
+
+
 def read_record(directory: Path) -> RunRecord:
     """Return the record of a run directory.
 

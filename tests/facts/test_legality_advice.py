@@ -291,11 +291,12 @@ def test_splits_are_all_sizes_that_divide_the_model_and_the_world(
 
 
 @pytest.mark.parametrize(
-    ("steps", "warmup", "change"), [(5, 5, {"steps": 15}), (6, 5, {}), (3, 5, {"steps": 15})]
+    ("steps", "changes"), [(5, [{"steps": 15}]), (6, []), (3, [{"steps": 15}])]
 )
-def test_a_run_without_measured_steps_gets_ten(steps: int, warmup: int, change: dict[str, int]):
-    asked = config().model_copy(update={"steps": steps, "warmup_steps": warmup})
-    assert neighbours._steps(asked) == change
+def test_a_run_without_measured_steps_gets_ten(steps: int, changes: list[dict[str, int]]):
+    asked = config(steps=steps, warmup_steps=5)
+    found = legality.nearest(legality.Case(asked, catalog.model(asked.model)))
+    assert [legality.changes(asked, one) for one in found] == changes
 
 
 def test_a_last_stage_is_offered_without_interleaving_where_no_size_leaves_a_layer_a_chunk():

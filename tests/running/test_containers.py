@@ -814,8 +814,6 @@ def test_an_engine_asked_for_that_cannot_run_is_an_error():
         engines.choose("apptainer", "amd", here())
     with pytest.raises(LaunchError, match="docker does not answer"):
         engines.choose("docker", "amd", here({"docker": "docker does not answer: no daemon."}))
-    with pytest.raises(LaunchError, match="Unknown container engine 'lxc'"):
-        engines.choose("lxc", "amd", here())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from train_worlds import SMALL
 from training import wait_for
 
-from scalebook import cli, step_columns, store
+from scalebook import cli, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import (
@@ -120,7 +120,7 @@ def test_every_save_and_load_is_recorded_and_a_completed_run_leaves_no_checkpoin
 def test_the_step_after_a_save_has_the_time_that_training_waited(
     killed: drill.Drilled, reference: store.Run
 ):
-    lines, _ = step_columns.read(killed.path / "steps.jsonl")
+    lines, _ = store.read_step_lines(killed.path / "steps.jsonl")
     waited = {(line.restart, line.step): line.checkpoint_seconds for line in lines}
     assert [step for step, seconds in waited.items() if seconds] == [(0, 4), (1, 7)]
     assert all(line.checkpoint_seconds <= line.step_seconds for line in lines)
@@ -308,7 +308,12 @@ def test_a_drill_that_is_interrupted_keeps_its_record_and_ends_with_130(
 ):
     def train(config: RunConfig, options: Any) -> RunRecord:
         by_hand = finish_run.Ended(1, ("interrupted", "The run was interrupted by hand"))
-        return finish_run.conclude(Path(options.run_directory), by_hand)
+        if options.run_directory:
+            return finish_run.conclude(Path(options.run_directory), by_hand)
+        partial = store.create_partial(Path(options.runs), config)
+        record = finish_run.conclude(partial, by_hand)
+        store.publish(partial)
+        return record
 
     monkeypatch.setattr(drill.runner, "train", train)
     assert cli.main(["drill", "--platform", "cpu", "--runs", str(tmp_path), *flags]) == 130

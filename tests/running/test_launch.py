@@ -25,7 +25,7 @@ def config(**changes: Any) -> RunConfig:
 def direct(platform: str = "cpu", **changes: Any) -> launch.Launch:
     """Return the launch of a small configuration."""
     paths = {"config_path": Path("r/config.json"), "output": Path("r")}
-    return launch.direct(config(platform=platform, **changes), python="py", **paths)
+    return launch.direct(config(platform=platform, **changes), **paths)
 
 
 def names(platform: str, **changes: Any) -> set[str]:
@@ -34,9 +34,10 @@ def names(platform: str, **changes: Any) -> set[str]:
 
 
 def test_the_command_is_torchrun_of_this_python_with_one_process_a_rank():
-    command = " ".join(direct().command)
-    assert command == (
-        "py -m torch.distributed.run --standalone --nproc-per-node 2 -m scalebook.train "
+    python, *command = direct().command
+    assert python == sys.executable
+    assert " ".join(command) == (
+        "-m torch.distributed.run --standalone --nproc-per-node 2 -m scalebook.train "
         "--config r/config.json --output r"
     )
 
@@ -81,8 +82,7 @@ def test_more_gpus_than_the_machine_has_are_refused_in_words():
 
 @pytest.mark.parametrize("changes", [{"nodes": 2}, {"engine": "nemo"}])
 def test_what_needs_another_launcher_is_refused(changes: dict[str, Any]):
-    with pytest.raises(LaunchError, match="needs"):
-        direct(**changes)
+    assert (launch.unavailable(config(**changes)) or "").startswith("needs ")
 
 
 def test_only_variables_that_change_speed_are_kept():

@@ -17,7 +17,7 @@ import pytest
 from train_checkpoints import LAYOUTS
 from training import small
 
-from scalebook import step_columns, store
+from scalebook import store
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.measure import reliability
@@ -363,7 +363,7 @@ def test_of_steps_done_twice_those_count_that_training_went_on_from(tmp_path: Pa
         (1, 0, 1.0), (2, 0, 1.0), (3, 1, 3.5), (4, 1, 1.0),
     ]  # fmt: skip
     assert not problems
-    assert step_columns.read(path)[0] == tuple(lines)
+    assert store.read_step_lines(path)[0] == tuple(lines)
 
 
 def test_a_second_restart_may_go_back_behind_the_first(tmp_path: Path):

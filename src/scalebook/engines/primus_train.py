@@ -66,7 +66,9 @@ def _overrides(config: RunConfig) -> dict[str, Any]:
         "lr_decay_iters": None,
         **split,
         **mapping.data_parallel(config),
-        **_precision(config),
+        "bf16": config.precision != "fp16",
+        "fp16": config.precision == "fp16",
+        "fp8": "hybrid" if config.precision == "fp8" else None,
         **recompute,
         # Random tokens, and a vocabulary of the model's size without a download.
         "mock_data": True,
@@ -85,14 +87,6 @@ def _overrides(config: RunConfig) -> dict[str, Any]:
         "disable_wandb": True,
         "disable_tensorboard": True,
         "log_interval": 1,
-    }
-
-
-def _precision(config: RunConfig) -> dict[str, Any]:
-    return {
-        "bf16": config.precision != "fp16",
-        "fp16": config.precision == "fp16",
-        "fp8": "hybrid" if config.precision == "fp8" else None,
     }
 
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import ownership, step_columns, store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import (
@@ -146,7 +146,7 @@ def assess(
 ) -> DrillRecord:
     """Return what the files of a run and the one who killed its rank say about its recovery."""
     order, killed_at = killer.order, killer.killed_at or 0.0
-    lines, _ = step_columns.read(directory / "steps.jsonl")
+    lines, _ = store.read_step_lines(directory / "steps.jsonl")
     checkpoints, _ = read_checkpoints(directory)
     before = [line for line in lines if not line.restart]
     after = [line for line in lines if line.restart]

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from scalebook import ownership, project, scrub, step_columns, store, untrusted
+from scalebook import ownership, project, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
@@ -296,7 +296,7 @@ def hash_of(requested: Mapping[str, Any]) -> str | None:
 
 def restart_notes(directory: Path) -> tuple[str, ...]:
     """Return a sentence for each time that the processes were started again and made a step."""
-    lines, _ = step_columns.read(directory / "steps.jsonl")
+    lines, _ = store.read_step_lines(directory / "steps.jsonl")
     said: list[str] = []
     rows = zip(map(int, lines.numbers("step")), lines.numbers("restart"), strict=True)
     for (before, restarts), (after, more) in itertools.pairwise(rows):

@@ -43,22 +43,15 @@ def direct(
     config_path: Path,
     output: Path,
     trainer: str = "",
-    python: str = sys.executable,
     meeting: Sequence[str] = (),
 ) -> Launch:
     """Return how to start this machine's ranks; ``trainer`` empty: its engine's own module.
 
     ``meeting`` are torchrun's options by which the nodes of a run find each other; empty: the run
-    has this machine only.
-
-    Raises:
-        LaunchError: the run needs other nodes, or an engine that is not installed.
+    has this machine only. Whether they can run here is for ``unavailable`` to say.
     """
-    refusal = unavailable(config, allocated=bool(meeting))
-    if refusal:
-        raise LaunchError(refusal)
     command = (
-        *(python, "-m", "torch.distributed.run", *(meeting or ("--standalone",))),
+        *(sys.executable, "-m", "torch.distributed.run", *(meeting or ("--standalone",))),
         *("--nproc-per-node", str(config.world_size // config.nodes)),
         *(("--max-restarts", str(config.max_restarts)) if config.max_restarts else ()),
         *("-m", trainer or engines.TRAINERS[config.engine]),

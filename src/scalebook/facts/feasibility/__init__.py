@@ -177,15 +177,9 @@ def growth(smaller: RunConfig, larger: RunConfig) -> dict[str, Any] | None:
         if below == above or name in WITHOUT_EFFECT:
             continue
         more = name in GROWING and above > below
-        if not more and not (name == "recompute" and keeps_no_less(below, above)):
+        # full recomputation keeps least and none most; what lies between is not compared
+        keeps_no_less = name == "recompute" and (below == "full" or above == "none")
+        if not more and not keeps_no_less:
             return None
         grown[name] = above
     return grown
-
-
-def keeps_no_less(mode: str, other: str) -> bool:
-    """Return whether recomputation ``other`` keeps no fewer activations than ``mode``.
-
-    ``full`` keeps least and ``none`` most; what lies between is not compared.
-    """
-    return mode in {other, "full"} or other == "none"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
@@ -300,13 +301,14 @@ def sustained(size: int, place: Rank, seconds: float, sample: Sampler) -> Sustai
     place.barrier()
     rounds, loaded = _rounds(call, calls, place, seconds, sample)
     flops = 2.0 * size**3 * calls / 1e12
+    burst = 1 + sum(passed < BURST_SECONDS for passed in accumulate(rounds[:-1]))
     half = rounds[len(rounds) // 2 :]
     steady = flops * len(half) / sum(half)
     return Sustained(
         precision=precision.name,
         **shape,
         seconds=sum(rounds),
-        burst_tflops=flops / median(_first(rounds, BURST_SECONDS)),
+        burst_tflops=flops / median(rounds[:burst]),
         sustained_tflops=steady,
         series_tflops=tuple(_parts([flops / seconds for seconds in rounds])),
         rank_tflops=place.gather(steady),
@@ -335,15 +337,6 @@ def _rounds(
     if asking.ident is not None:
         asking.join()
     return found, samples
-
-
-def _first(rounds: list[float], limit: float) -> list[float]:
-    """Return the first rounds, as many as the limit takes to pass, at least one."""
-    total, taken = 0.0, 0
-    while taken < len(rounds) and (total < limit or taken == 0):
-        total += rounds[taken]
-        taken += 1
-    return rounds[:taken]
 
 
 def _parts(rates: list[float]) -> Iterator[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,14 +75,6 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
     return best
 
 
-def tails(directory: Path, codes: Mapping[int, int], count: int) -> list[NodeLog]:
-    """Return the last lines of each node's log."""
-    return [
-        NodeLog(last_lines(path, count), codes.get(node))
-        for node, path in _by_node(directory, _LOG)
-    ]
-
-
 def merge(directory: Path) -> None:
     """Put the nodes' logs into ``train.log``, one after the other, each under a separate line."""
     logs = _by_node(directory, _LOG)
@@ -119,7 +111,11 @@ def conclude_nodes(
     """
     found = ends(directory)
     codes = {node: end.exit_code or 0 for node, end in found.items()}
-    log = telling(tails(directory, codes, finish_run.LOG_LINES))
+    ended = [
+        NodeLog(last_lines(path, finish_run.LOG_LINES), codes.get(node))
+        for node, path in _by_node(directory, _LOG)
+    ]
+    log = telling(ended)
     merge(directory)
     if any(codes.values()):
         # Node 0 may have ended well, or only because another one failed: its own code counts.

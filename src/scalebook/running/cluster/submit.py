@@ -106,7 +106,7 @@ def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options, order:
         for number, (entry, path) in enumerate(zip(entries, paths, strict=True))
     ]
     return slurm.script(
-        tasks, options, template=template(), logs=_folder(runs), environment=os.environ
+        tasks, options, template=template(), logs=runs.absolute() / FOLDER, environment=os.environ
     )
 
 
@@ -130,7 +130,7 @@ def submit(
             write_job(directory, None, len(entries))
             tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
             store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
-        folder = _folder(runs)
+        folder = runs / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         text = slurm.script(
             tasks, options, template=template(), logs=folder, environment=os.environ
@@ -148,10 +148,6 @@ def submit(
     return [
         Submitted(entry, task.directory, job_id) for entry, task in zip(entries, tasks, strict=True)
     ]
-
-
-def _folder(runs: Path) -> Path:
-    return runs.absolute() / FOLDER
 
 
 def _sbatch(script: Path, ask: Ask) -> str:

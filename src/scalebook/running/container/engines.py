@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebook.errors import LaunchError, unknown
+from scalebook.errors import LaunchError
 from scalebook.query import ask
 from scalebook.running.container.commands import OCI
-from scalebook.running.container.images import ASKABLE, DIGEST, ENGINES, image
+from scalebook.running.container.images import DIGEST, ENGINES, image
 
 REGISTRY_SECONDS = 120.0
 PULL_SECONDS = 3600.0  # tens of gigabytes
@@ -123,8 +123,6 @@ def _asked(engine: str, here: Surroundings) -> Choice:
         raise LaunchError(
             "pyxis starts images in Slurm jobs. Add --launcher slurm, or use --container enroot."
         )
-    if engine not in ASKABLE:
-        raise LaunchError(unknown("container engine", engine, ASKABLE))
     if engine not in here.engines:
         found = ", ".join(here.engines) or "none"
         raise LaunchError(
