@@ -52,8 +52,6 @@ class Composer(LineDialect):
 
     def _emit(self) -> None:
         entries, self._entries = self._entries, {}
-        if not entries:
-            return
         row = {of: entries[key] * scale for key, (of, scale) in _COLUMNS.items() if key in entries}
         batches, samples = entries.get("time/batch"), entries.get("time/sample")
         step = batches + 1 if batches is not None else self._batch
