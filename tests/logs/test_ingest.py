@@ -1848,17 +1848,15 @@ def test_a_device_is_that_of_the_log_before_that_of_the_platform():
     assert ingest_write.accelerator_of(job_of(), known_of()) is None
 
 
-def test_the_anatomy_of_a_step_is_that_of_the_lowest_rank_that_is_known():
-    jobs = [job_of(details={"breakdown": {"rank": rank, "n": n}}) for n, rank in
-            enumerate((None, 3, 1))]  # fmt: skip
-    files = [content_of(one, kind="trace") for one in jobs]
-
-    def first(*chosen):
-        return ingest_write._first_breakdown(group.Group([], [], list(chosen)))["n"]
-
-    assert first(*files) == 2
-    assert first(*files[:2]) == 1
-    assert first(files[0], content_of(job_of())) == 0
+@pytest.mark.parametrize(("ranks", "first"), [((None, 3, 1), 1), ((None, 3), 3), ((None,), None)])
+def test_the_anatomy_of_a_step_is_that_of_the_lowest_rank_that_is_known(tmp_path, ranks, first):
+    shutil.copy(LOGS / "megatron_2024.log", tmp_path)
+    trace = json.loads((LOGS / "kineto.json").read_text())
+    for place, rank in enumerate(ranks):
+        trace["distributedInfo"]["rank"] = rank
+        (tmp_path / f"trace-{place}.json").write_text(json.dumps(trace))
+    (run,), _ = ingest([tmp_path], tmp_path / "runs", {})
+    assert json.loads((run.path / "profile" / "breakdown.json").read_text())["rank"] == first
 
 
 def test_traces_are_copied_packed_and_numbered_and_a_very_large_one_is_left_out(

@@ -23,7 +23,7 @@ from scalebook.measure.probes import (
     Probe,
     ProbeRequest,
 )
-from scalebook.measure.probes.files import ceilings, find, model_rates, read_probes, summarise
+from scalebook.measure.probes.files import ceilings, model_rates, read_probes, summarise
 from scalebook.measure.probes.lines import left_out, summary
 from scalebook.measure.probes.shapes import products, tensor_sizes
 from scalebook.measure.probes.topology import (
@@ -137,7 +137,7 @@ def test_the_command_says_what_a_probe_that_broke_said(
     value = json.loads(capsys.readouterr().out)
     assert value["status"] == "failed"
     assert any("no.such" in line or "No module" in line for line in value["log_tail"])
-    assert find(tmp_path, HERE) is None
+    assert ceilings(tmp_path, HERE)["ceilings"] is None
 
 
 def test_a_probe_that_is_interrupted_is_kept_and_shows_no_log(

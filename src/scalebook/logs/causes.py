@@ -96,18 +96,13 @@ def sentence(found: Found, rank: int | None) -> str:
     if "size" in groups:
         total = f" in the {groups['total']}" if "total" in groups else ""
         parts.append(f": {groups['size']} more did not fit{total}")
-    parts += _bracket(groups)
+    inside = [groups["op"]] if "op" in groups else []  # which operation took longer than what
+    inside += [f"{int(groups['limit']) / 1000:g} s"] if "limit" in groups else []
+    inside += [f"{groups['seconds']} s"] if "seconds" in groups else []
+    parts += [f" ({', '.join(inside)})"] if inside else []
     for name in ("what", "error", "status"):
         parts += [f": {groups[name].rstrip('. ')}"] if name in groups else []
     return "".join(parts) + found.rule.hint
-
-
-def _bracket(groups: dict[str, str]) -> list[str]:
-    """Return which operation took longer than what, in brackets."""
-    inside = [groups["op"]] if "op" in groups else []
-    inside += [f"{int(groups['limit']) / 1000:g} s"] if "limit" in groups else []
-    inside += [f"{groups['seconds']} s"] if "seconds" in groups else []
-    return [f" ({', '.join(inside)})"] if inside else []
 
 
 # Of a run that completed: its last save, its export or its shutdown failed.

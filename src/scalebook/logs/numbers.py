@@ -145,7 +145,8 @@ def names(table: str) -> dict[str, str]:
 
 def columns(table: str) -> dict[str, tuple[str, float]]:
     """Return what a trainer calls a column -> ours and what its figures are multiplied by."""
-    return {name: (column, scale) for name, (column, scale) in _tables()[table].items()}
+    pairs = {n: (of, 1.0) if isinstance(of, str) else of for n, of in _tables()[table].items()}
+    return {name: (column, scale) for name, (column, scale) in pairs.items()}
 
 
 def alternatives(table: str) -> dict[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 
@@ -19,13 +20,14 @@ _FINE_ENOUGH = 20
 _SAME_TOKENS = 0.01
 
 
-def pairs(pattern: re.Pattern[str], text: str, names: dict[str, str]) -> dict[str, float]:
-    """Return the columns of the pairs that a pattern (key, value) finds, by a map of keys."""
+def pairs(
+    pattern: re.Pattern[str], text: str, known: Mapping[str, tuple[str, float]]
+) -> dict[str, float]:
+    """Return the columns of the pairs that a pattern (key, value) finds, by their keys."""
     row: dict[str, float] = {}
     for key, value in pattern.findall(text):
-        column = names.get(key)
-        if column is not None and column not in row:
-            row[column] = number(value)
+        if key in known:
+            row.setdefault(known[key][0], number(value) * known[key][1])
     return row
 
 

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -132,7 +132,7 @@ def _measured(directory: Path, precision: str | None, brief: bool) -> str | tupl
         "repeat": record.setting("repeat"),
         "cause": record.cause,
         "inferred_from": record.inferred_from,
-        "differences": [one.value() for one in told],
+        "differences": list(map(asdict, told)),
     }
     return values, key, of_record, run.problems
 

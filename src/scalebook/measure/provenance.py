@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
@@ -31,10 +31,6 @@ class Deviation:
         name = self.name if self.name.isidentifier() else repr(self.name)
         asked, ran = (shorten(repr(value), 100) for value in (self.asked, self.ran))
         return f"{name}: asked for {asked}, ran with {ran}."
-
-    def value(self) -> dict[str, Any]:
-        """Return the difference as records keep it."""
-        return asdict(self)
 
 
 def differences(

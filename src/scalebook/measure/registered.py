@@ -237,7 +237,8 @@ def _require_own(path: Path, project: Path) -> None:
     folder = path.resolve().parent
     top = project.resolve()
     while True:
-        if _holds_runs(folder):
+        marked = any((folder / name).exists() for name in ("record.json", _PUBLICATION))
+        if marked or any(folder.glob("*/record.json")):
             raise ConfigError(
                 f"{path} is not run: {folder} is a folder of runs, which may come from others. "
                 f"Keep {PROJECT_FILE} and its metrics at the root of your project."
@@ -245,11 +246,6 @@ def _require_own(path: Path, project: Path) -> None:
         if folder == top:
             return
         folder = folder.parent
-
-
-def _holds_runs(folder: Path) -> bool:
-    marked = any((folder / name).exists() for name in ("record.json", _PUBLICATION))
-    return marked or any(folder.glob("*/record.json"))
 
 
 @lru_cache(maxsize=8)

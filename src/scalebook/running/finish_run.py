@@ -185,7 +185,7 @@ def _record(
         finished_at=finished_at,
         command=_texts(launch.get("command")),
         schedule=schedule,
-        differences=tuple(one.value() for one in differences),
+        differences=tuple(map(asdict, differences)),
         notes=(*of_files, *(one.sentence() for one in differences), *of_steps, *scheduled),
     )
 

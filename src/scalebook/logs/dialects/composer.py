@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, names, number
+from scalebook.logs.numbers import columns, integer, number
 
 # By what the run is limited: batches (of an epoch), or tokens, samples or seconds.
 _HEADER = re.compile(
     r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?(batch|token|sample|second|iteration)=(\d+)(?:/(\d+))?\]:?"
 )
 _ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
-_COLUMNS = names("composer")
-_GB_IN_GIB = 1e9 / 2**30
+_COLUMNS = columns("composer")
 _LENGTHS = 128  # lengths of packed samples are multiples of it
 _LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
 
@@ -53,9 +52,7 @@ class Composer(LineDialect):
 
     def _emit(self) -> None:
         entries, self._entries = self._entries, {}
-        if not entries:
-            return
-        row = {ours: entries[key] for key, ours in _COLUMNS.items() if key in entries}
+        row = {of: entries[key] * scale for key, (of, scale) in _COLUMNS.items() if key in entries}
         batches, samples = entries.get("time/batch"), entries.get("time/sample")
         step = batches + 1 if batches is not None else self._batch
         if step is not None:
@@ -74,11 +71,6 @@ class Composer(LineDialect):
         entropy = [value for key, value in entries.items() if key.endswith("LanguageCrossEntropy")]
         if "loss" not in row and entropy:  # the total is not logged
             row["loss"] = entropy[0]
-        if "throughput/device/flops_per_sec" in entries:
-            row["tflops_per_gpu"] = entries["throughput/device/flops_per_sec"] / 1e12
-        for key, column in (("allocated", "allocated_gib"), ("reserved", "reserved_gib")):
-            if f"memory/peak_{key}_mem" in entries:
-                row[column] = entries[f"memory/peak_{key}_mem"] * _GB_IN_GIB
         micro = entries.get("trainer/device_train_microbatch_size")
         if micro and micro.is_integer():
             self.out.tell("micro_batch_size", int(micro))

@@ -217,12 +217,7 @@ class JSONDialect(Dialect):
         try:
             document = json.loads("".join(pieces))
         except ValueError as error:
-            where = (
-                f"line {error.lineno}: {error.msg}"
-                if isinstance(error, json.JSONDecodeError)
-                else str(error)
-            )
-            self.out.job.note(f"{source.path.name} is not valid JSON, {where}.")
+            self.out.job.note(f"{source.path.name} is not valid JSON: {error}.")
         except RecursionError:
             self.out.job.note(f"{source.path.name} is nested too deeply.")
         else:

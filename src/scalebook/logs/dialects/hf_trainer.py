@@ -15,8 +15,8 @@ from scalebook.logs.numbers import (
     LARGEST,
     MISSING,
     clock_seconds,
+    columns,
     integer,
-    names,
     number,
     rounding,
     whole,
@@ -206,7 +206,7 @@ _ENTRY = re.compile(
 )
 _BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
-_COLUMNS = names("hf-trainer")
+_COLUMNS = columns("hf-trainer")
 
 
 _RECORD = ({"loss", "loss/policy_avg"}, {"learning_rate", "lr", "epoch"})  # one of each
@@ -294,8 +294,8 @@ class HFTrainer(LineDialect):
             self._progress = ProgressBars()
         self._ended = last
         row = {
-            ours: number(entries[key]) * (2**-10 if key.endswith("_MB") else 1)
-            for key, ours in _COLUMNS.items()
+            ours: number(entries[key]) * scale
+            for key, (ours, scale) in _COLUMNS.items()
             if key in entries
         }
         step = entries.get("current_steps", entries.get("step", ""))

@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, names
+from scalebook.logs.numbers import MISSING, columns, integer, names
 from scalebook.logs.pairs import pairs
 from scalebook.settings import PARALLEL_SIZES
 
@@ -17,7 +17,7 @@ _TOLD = re.compile(
     r"|(?:dcn|ici)_(?:tensor|pipeline|context|expert)_parallelism)(?:: |=)(\d+)(?:\.0)?(?![\d.])"
 )
 _OURS = names("maxtext-sizes")
-_COLUMNS = names("maxtext")
+_COLUMNS = columns("maxtext")
 
 
 class MaxText(LineDialect):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, names, number, scaled
+from scalebook.logs.numbers import MISSING, columns, integer, names, number, scaled
 
 ROUNDED = 5e-3  # relative error of three digits
 _MIB_A_GIB = 1024.0
@@ -19,14 +19,11 @@ _ARGUMENT = re.compile(
     r"=(?P<value>\d+)\b|\b(?P<named>mbs|cp|sequence_length|global_batch_size): (?P<of>\d+) \|"
 )
 _OURS = names("nanotron-arguments")
-_COLUMNS = names("nanotron")
+_COLUMNS = columns("nanotron")
 
 
 def _columns(cells: dict[str, float]) -> dict[str, float]:
-    row = {ours: cells[name] for name, ours in _COLUMNS.items() if name in cells}
-    for name in ("elapsed_time_per_iteration_ms", "time_per_iteration_ms"):  # until 2025, and now
-        if name in cells:
-            row["seconds"] = cells[name] / 1e3
+    row = {of: cells[name] * scale for name, (of, scale) in _COLUMNS.items() if name in cells}
     if row.get("global_batch_size", 0) >= 1000:  # rounded: not the batch
         row["global_batch_size"] = MISSING
     return row
@@ -94,12 +91,6 @@ class NanotronCSV(LineDialect):
             self.out.job.counts.broken_records += 1
             return True
         row["step"] = named["iteration"]
-        for name, column in (
-            ("peak_allocated_MiB", "allocated_gib"),
-            ("peak_reserved_MiB", "reserved_gib"),
-        ):
-            if name in named:
-                row[column] = named[name] / _MIB_A_GIB
         self.out.step(row)
         self.out.job.rounded = ROUNDED
         return True

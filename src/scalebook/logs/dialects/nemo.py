@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import columns, integer, names, number
+from scalebook.logs.numbers import columns, integer, number
 from scalebook.logs.pairs import bar_seconds, pairs
 
 _ROUNDED = re.compile(r"(consumed_samples|global_step)=[\d.]+e")  # by tqdm: it is shorter
@@ -90,7 +90,7 @@ class NeMo1(LineDialect):
 _RECORD = re.compile(r"\bstep +(\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
 _EACH = re.compile(r"\btps (?:[\d.,]+ ?\()?([\d.,]+)/gpu\b")
-_NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
+_NEMO_AUTOMODEL_COLUMNS = columns("nemo-automodel")
 
 
 class NeMoAutomodel(LineDialect):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, names
+from scalebook.logs.numbers import MISSING, columns, integer
 from scalebook.logs.pairs import bar_seconds, pairs
 from scalebook.logs.setting_lines import SIZES
 from scalebook.logs.source import split_rank
@@ -14,7 +14,7 @@ _STEP = r"\bstep: +(\d+)(?:/(\d+)(?: = [\d.]+%)?)? +"
 _RECORD = re.compile(rf"(?<!validate ){_STEP}(?=[^\n]{{0,300}}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
-_COLUMNS = names("torchtitan")
+_COLUMNS = columns("torchtitan")
 _ENTRY = re.compile(r"'(\w+)': (\d{1,9})\b(?![.])")
 _NO_LOSS = -1.0  # of a pipeline stage that is not the last
 
@@ -37,8 +37,6 @@ class TorchTitan(LineDialect):
         if "tokens_per_second_per_gpu" not in row:
             self.out.job.counts.broken_records += 1
             return True
-        if "mfu" in row:
-            row["mfu"] /= 100
         if row.get("loss") == _NO_LOSS:
             row["loss"] = MISSING
         row["step"], row["clock"] = float(found[1]), self.clock(line)
@@ -66,7 +64,7 @@ _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _BATCH = re.compile(r"batch_size: (\d{1,9})\s*$")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
-_TORCHTUNE_COLUMNS = names("torchtune")
+_TORCHTUNE_COLUMNS = columns("torchtune")
 
 
 class Torchtune(LineDialect):
@@ -90,8 +88,6 @@ class Torchtune(LineDialect):
             return True
         self._rate = self._rate or has_rate
         row["step"] = float(found[1])
-        if "bytes" in row:  # before peak_memory_alloc
-            row["allocated_gib"] = row.pop("bytes") / 2**30
         self.out.step(row)
         return True
 

@@ -25,22 +25,14 @@ DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NO_LAUNCH = ("Event", "Synchronize", "StreamWait", "GetDevice", "StreamIsCapturing")
 
 
-def _doubles() -> array[float]:
-    return array("d")
-
-
-def _integers() -> array[int]:
-    return array("q")
-
-
 @dataclass(slots=True)
 class EventRows:
     """Events of one sort, one column per field. ``where`` is a device and stream, or a thread."""
 
-    start: array[float] = field(default_factory=_doubles)
-    stop: array[float] = field(default_factory=_doubles)
-    where: array[int] = field(default_factory=_integers)
-    name: array[int] = field(default_factory=_integers)
+    start: array[float] = field(default_factory=lambda: array("d"))
+    stop: array[float] = field(default_factory=lambda: array("d"))
+    where: array[int] = field(default_factory=lambda: array("q"))
+    name: array[int] = field(default_factory=lambda: array("q"))
     dropped: int = 0
 
     def __len__(self) -> int:
@@ -65,7 +57,9 @@ class Trace:
     names: list[str] = field(default_factory=list[str])
     places: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     kernels: EventRows = field(default_factory=EventRows)  # also copies and fills
-    correlations: array[int] = field(default_factory=_integers)  # of each kernel, 0 without one
+    correlations: array[int] = field(
+        default_factory=lambda: array("q")
+    )  # of each kernel, 0 without one
     collectives: dict[int, int] = field(default_factory=dict[int, int])  # kernel -> torch's name
     launches: EventRows = field(default_factory=EventRows)
     launch_of: dict[int, int] = field(default_factory=dict[int, int])  # correlation -> launch

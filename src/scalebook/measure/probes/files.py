@@ -65,14 +65,9 @@ def newest(probes: Iterable[Probe], fits: Callable[[MachineIdentity], bool]) -> 
     return max(fitting, key=lambda probe: probe.started_at or "", default=None)
 
 
-def find(runs: Path, identity: MachineIdentity) -> Probe | None:
-    """Return the newest completed probe whose machine and software cover these, or None."""
-    return newest(read_probes(runs)[0], lambda one: one.covers(identity))
-
-
 def ceilings(runs: Path, identity: MachineIdentity) -> dict[str, Any]:
     """Return this machine's ceilings for a run's environment, or null and the reason."""
-    probe = find(runs, identity)
+    probe = newest(read_probes(runs)[0], lambda one: one.covers(identity))
     if probe is None or probe.ceilings is None:
         return {"ceilings": None, "ceilings_reason": ABSENT}
     return {"ceilings": probe.ceilings.model_dump(mode="json")}
