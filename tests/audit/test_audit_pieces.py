@@ -1535,3 +1535,11 @@ def test_a_time_in_hours_is_none_in_days() -> None:
     text = "Tokens/s,Tokens,Days\n81600,2.00T,284 hours\n"
     read = read_document(text, ".csv", "a.csv")
     assert any("284 hours" in one for one in read.unread)
+
+
+def test_a_bound_of_the_flops_of_a_size_is_shown_by_its_low_end() -> None:
+    """Tables are at most two fifths of 499.5 million: 6 x 0.6 x 499.5e6 x 1e5 are 179.8 TFLOP/s."""
+    name = "model_tflops_per_second_per_gpu"
+    row = {"parameters": "500M", "tokens_per_second_per_gpu": "100,000", name: "250"}
+    (found,) = (one for one in claim(**row) if one.field == name)
+    assert (found.verdict, found.expected) == ("possible", pytest.approx(179.82))

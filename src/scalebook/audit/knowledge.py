@@ -449,7 +449,8 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     ends = _attention_bound(size.value, length)
     about = f"{factor:g} N, less its tables, up to {ends[1]:.3g} times that with attention{dense}"
     needs = "num_layers, hidden_size" + ("" if length else ", sequence_length")
-    yield _multiple(size, factor, f"{about}{words}; needs {needs}", ends, bound=True)
+    least = _multiple(size, factor, f"{about}{words}; needs {needs}", ends, bound=True)
+    yield replace(least, value=least.interval.low, text=show(least.interval.low))
     if trained == "all":
         twice = factor * 4 / 3
         words = f"{twice:g} N{dense}: recomputation of every layer counted as useful"
