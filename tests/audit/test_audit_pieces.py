@@ -624,8 +624,8 @@ def test_a_contradicted_claim_is_held_against_a_legitimate_value_where_there_is_
     row = Row("", "", None, {"mfu": read_printed("30%")}, {})
     item = vocabulary.field("mfu")
     assert item is not None
-    wrong = knowledge._known("mfu", 0.5, "wrong", legitimate=False)
-    for facts, expected in (([wrong, knowledge._known("mfu", 0.4, "right")], 0.4), ([wrong], 0.5)):
+    wrong = knowledge._fact("mfu", 0.5, "wrong", legitimate=False)
+    for facts, expected in (([wrong, knowledge._fact("mfu", 0.4, "right")], 0.4), ([wrong], 0.5)):
         found = row_checks.compare(row, item, "rule", facts)
         assert (found.verdict, found.expected) == ("contradicts", expected)
 
@@ -1498,3 +1498,48 @@ def test_counts_too_small_to_divide_by_name_no_slip():
     least = 5e-324
     assert row_checks._slip(row_of(), least, [1e300]) is None
     assert row_checks._slip(row_of(), 1e300, [least]) is None
+
+
+# Inputs that were chosen, and times in days
+
+
+@pytest.mark.parametrize(
+    ("tokens", "days", "verdict"),
+    [("2T", "384", "contradicts"), ("2T", "350", "holds"), ("2.6T", "379", "holds")],
+)
+def test_a_round_number_with_a_letter_was_not_cut_off(tokens: str, days: str, verdict: str) -> None:
+    """At 81,600 per second 2.5e12 tokens take 355 days, 2.65e12 376 and 2.7e12 383."""
+    row = {"tokens_per_second": "81,600", "tokens": tokens, "elapsed_days": days}
+    assert verdicts("elapsed_days", **row) == {verdict}
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "verdict"),
+    [
+        ("Days", "284", "holds"),
+        ("Training days", "284 days", "holds"),
+        ("Days to train", "384", "contradicts"),
+        ("Time to train (days)", "284", "holds"),
+        ("Hours", "6808", "holds"),
+        ("Hours", "9216", "not checkable"),
+    ],
+)
+def test_a_heading_of_days_is_a_time(heading: str, cell: str, verdict: str) -> None:
+    """2e12 tokens at 81,600 per second: 283.7 days or 6,808 hours; of what, Hours does not say."""
+    text = f"Tokens/s,Tokens,{heading}\n81600,2.00T,{cell}\n"
+    found = audit(read_document(text, ".csv", "a.csv")).checks
+    assert {one.verdict for one in found if one.field.startswith("elapsed")} == {verdict}
+
+
+def test_a_time_in_hours_is_none_in_days() -> None:
+    text = "Tokens/s,Tokens,Days\n81600,2.00T,284 hours\n"
+    read = read_document(text, ".csv", "a.csv")
+    assert any("284 hours" in one for one in read.unread)
+
+
+def test_a_bound_of_the_flops_of_a_size_is_shown_by_its_low_end() -> None:
+    """Tables are at most two fifths of 499.5 million: 6 x 0.6 x 499.5e6 x 1e5 are 179.8 TFLOP/s."""
+    name = "model_tflops_per_second_per_gpu"
+    row = {"parameters": "500M", "tokens_per_second_per_gpu": "100,000", name: "250"}
+    (found,) = (one for one in claim(**row) if one.field == name)
+    assert (found.verdict, found.expected) == ("possible", pytest.approx(179.82))

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
+from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded, read_utf8
 from scalebook.audit.knowledge import in_catalog
 from scalebook.audit.printed import Printed, read_printed, upright
 from scalebook.errors import ClaimError, unknown
@@ -93,11 +93,7 @@ def load_claims(path: Path, *, follow: bool = False) -> Claims:
     Raises:
         ClaimError: the file cannot be read, is too large, or is malformed; with file and line.
     """
-    try:
-        text = read_bounded(path, LARGEST_FILE, follow=follow).decode()
-    except UnicodeDecodeError as error:
-        raise ClaimError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
-    return parse_claims(text, str(path))
+    return parse_claims(read_utf8(path, LARGEST_FILE, follow=follow), str(path))
 
 
 def parse_claims(text: str, name: str) -> Claims:

@@ -59,6 +59,14 @@ class Claims:
         return tuple(row for table in self.tables for row in table.rows)
 
 
+def read_utf8(path: Path, limit: int, *, follow: bool = False) -> str:
+    """Return the text of a file of claims, raising as ``read_bounded``."""
+    try:
+        return read_bounded(path, limit, follow=follow).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ClaimError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
+
+
 def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
     """Return the bytes of a file of claims or rows, ``limit`` at the most.
 

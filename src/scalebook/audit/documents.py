@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
+from scalebook.audit.claimed_rows import Claims, Row, Table, read_utf8
 from scalebook.audit.device_tables import (
     MOST_COLUMNS,
     MOST_ROWS,
@@ -71,10 +71,7 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
     Raises:
         ClaimError: the file cannot be read, is too large, or has no table with a known heading.
     """
-    try:
-        text = read_bounded(path, LARGEST_FILE, follow=follow).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ClaimError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
+    text = read_utf8(path, LARGEST_FILE, follow=follow)
     return read_document(text, path.suffix.lower(), str(path))
 
 
@@ -86,8 +83,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     elif suffix in (".html", ".htm"):
         sheets, prose = device_tables.in_html(text)
         for sheet in sheets:
-            sheet.given = _context(f"{sheet.name} {sheet.above[-MOST_TEXT:]}")
-            sheet.far = _COUNTS & sheet.given.keys() | _unscaled(sheet.above[-MOST_TEXT:])
+            _say(sheet, sheet.above[-MOST_TEXT:])
     else:
         sheets, lists = list(_markdown(text)), list(_lists(text, unread))
         lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
@@ -146,24 +142,16 @@ def _markdown(text: str) -> Iterator[Sheet]:
             outer = [one for one in outer if not one.startswith(marks)] + [""]
         outer[-1] += f"{line}\n"
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
-            formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
-            given = {"precision": formats.pop()} if len(formats) == 1 else {}
-            counts = set(
-                vocabulary.pattern("gpus").findall(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
-            )
-            given |= {"gpus": counts.pop()} if len(counts) == 1 else {}
-            told = _context(f"{name} {outer[-1][-MOST_TEXT:]}")
-            far = _COUNTS & (told.keys() - given.keys())
-            given |= told
+            said = sizes_in(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
+            counts = {key: one.text for key, one in said if key == "gpus"}
+            sheet = Sheet(name, _cells(line), given=counts | _named_once("title", name))
+            _say(sheet, outer[-1][-MOST_TEXT:])
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            given = only | given
             titles = (plain(one.partition("\n")[0]) for one in outer)
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
-            far |= _unscaled(outer[-1][-MOST_TEXT:])
-            given |= {"note": hint} if hint else {}
-            sheet = Sheet(name, _cells(line), given=given, far=far)
+            sheet.given = only | sheet.given | ({"note": hint} if hint else {})
     if sheet is not None:
         yield sheet
 
@@ -252,15 +240,26 @@ def _context(text: str) -> dict[str, str]:
     }
     bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
     found["model"] = {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
-    for name, pattern in vocabulary.headings()["context"].items():
-        found[name] = {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
+    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+    return once | _named_once("context", text)
+
+
+def _named_once(rules: str, text: str) -> dict[str, str]:
+    """Return the fields of which a text names one value by patterns of ``headings.toml``."""
+    found = {
+        name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
+        for name, pattern in vocabulary.headings()[rules].items()
+    }
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
-def _unscaled(text: str) -> set[str]:
-    """Return the rates, where a text states their scale or what they are of: ``in thousands``."""
+def _say(sheet: Sheet, text: str) -> None:
+    """Give a table what the text above it states, and the rates as doubtful if it scales them."""
+    told = _context(f"{sheet.name} {text}")
     scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
-    return {name for _, name in RATES} if scaled else set()
+    rates = {name for _, name in RATES} if scaled else set[str]()
+    sheet.far = _COUNTS & (told.keys() - sheet.given.keys()) | rates
+    sheet.given = sheet.given | told
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -382,7 +381,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             single += [replace(one, **(again if one.unit == "gib" else {})) for one in columns]
         elif len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
-    if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
+    if not known.keys() & _of_runs():  # memory of what: used by a run, or of a device in a list?
         bare = ("memory", "mem", "vram")
         single = [one for one in single if heading_of(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
@@ -401,19 +400,15 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     return single
 
 
-_OF_RUNS = {  # columns that a table of runs has, and one of devices has not
-    *SETTINGS, "tokens_per_day", "cost", "gpu_hours", "elapsed_seconds", "tokens", "hfu",
-    "cost_per_million_tokens", "cost_per_billion_tokens", "gpus", "gpu_power_watts", "mfu",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu", "step_seconds", "samples_per_second",
-    "model_tflops_per_second_per_gpu", "parameters",
-}  # fmt: skip
+def _of_runs() -> set[str]:
+    """Return the fields of columns that a table of runs has, and one of devices has not."""
+    return {*SETTINGS, *vocabulary.headings()["runs"]["fields"]}
 
 
 def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
     """Return a table of runs as it is, any other as ``of_devices`` does."""
     cells = (*sheet.head[1:], *(row[0] for _, row in sheet.rows if row))
-    of_runs = _OF_RUNS & {named_by(*heading_of(cell)) for cell in cells}
+    of_runs = _of_runs() & {named_by(*heading_of(cell)) for cell in cells}
     ratio = [
         at
         for at, one in enumerate(sheet.head)
@@ -529,8 +524,7 @@ def _row(
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
     own = {} if "accelerator" in at else _device_in(" | ".join(shown))
-    formats = set(re.findall(r"\b(?:bf16|fp8)\b", " ".join(shown).lower()))
-    own |= {"precision": formats.pop()} if len(formats) == 1 else {}
+    own |= _named_once("row", " ".join(shown))
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))

@@ -28,6 +28,7 @@ class Field:
     exact: bool
     total: bool
     meaning: str
+    usual: Mapping[str, float]  # values that sources take without a word, by what they are
 
 
 @cache
@@ -59,6 +60,7 @@ def fields() -> dict[str, Field]:
             exact=row.get("exact", False),
             total=row.get("total", False),
             meaning=row["meaning"],
+            usual=row.get("usual", {}),
         )
         for name, row in _data()["fields"].items()
     }

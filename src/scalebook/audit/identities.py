@@ -160,6 +160,11 @@ def limits() -> tuple[Limit, ...]:
     return tuple(found)
 
 
+def behind() -> dict[str, list[str]]:
+    """Return, by field, the quantities that the catalog knows by it."""
+    return _data()["behind"]
+
+
 Origin = Literal["stated", "catalog", "base", "derived"]
 
 MOST_COMBINATIONS = 128  # of alternatives that one identity is tried with

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
@@ -52,17 +54,8 @@ MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
-# Weights, gradients, 32-bit master weights and two Adam moments: ZeRO (arXiv 1910.02054,
-# section 3.1) counts 16; with 32-bit gradients, as Megatron accumulates them, 18.
-STATE_BYTES = ((16, "Adam, 16-bit gradients"), (18, "Adam, 32-bit gradients"))
-
+_BUDGETS = ("tokens", "tokens_per_step")  # which somebody chooses
 _MOST_PUE = 2.5  # with the rest of the nodes
-CHECKPOINT_BYTES = (
-    (2, "16-bit weights"),
-    (4, "32-bit weights"),
-    (12, "32-bit weights and moments"),
-    (14, "16-bit weights, 32-bit master weights and moments"),
-)
 
 
 def device_of(name: str) -> Accelerator | None:
@@ -183,28 +176,38 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
         yield from _device_facts(device, row)
     if row.words.get("precision") in WEIGHT_BYTES:
         precision = row.words["precision"]
-        yield _known("bytes_per_weight", WEIGHT_BYTES[precision], precision)
-    for part, usual in (("state", STATE_BYTES), ("checkpoint", CHECKPOINT_BYTES)):
-        quantity = f"{part}_bytes_per_parameter"
-        if not {quantity, f"{part}_gb"} <= row.values.keys():  # else of an optimizer of its own
-            yield from (_known(quantity, size, words) for size, words in usual)
-    yield _known("lowest_pue", 1, "no cooling")
+        yield _fact("bytes_per_weight", WEIGHT_BYTES[precision], precision)
+    for item in vocabulary.fields().values():
+        whole = item.name.replace("bytes_per_parameter", "gb")
+        if not {item.name, whole} <= row.values.keys():  # else of an optimizer of its own
+            yield from (_fact(item.name, size, words) for words, size in item.usual.items())
+    yield _fact("lowest_pue", 1, "no cooling")
     if "pue" not in row.values:
-        yield _known("pue", 1, "only the GPUs")
-        wide = _fact("pue", Interval(1.0, _MOST_PUE), 1.0, f"a PUE of up to {_MOST_PUE:g}")
-        yield replace(wide, bound=True)
-
-
-def _known(quantity: str, value: float, variant: str = "", *, legitimate: bool = True) -> Fact:
-    return _fact(quantity, point(value), value, variant, legitimate=legitimate)
+        yield _fact("pue", 1, "only the GPUs")
+        words = f"a PUE of up to {_MOST_PUE:g}"
+        yield _fact("pue", 1.0, words, Interval(1.0, _MOST_PUE), bound=True)
 
 
 def _fact(
-    quantity: str, interval: Interval, value: float, variant: str, *, legitimate: bool = True
+    quantity: str, value: float, variant: str, interval: Interval | None = None, **more: Any
 ) -> Fact:
-    return Fact(
-        quantity, interval, value, show(value), "catalog", variant=variant, legitimate=legitimate
-    )
+    interval = interval or point(value)
+    return Fact(quantity, interval, value, show(value), "catalog", variant=variant, **more)
+
+
+def _count(quantity: str, value: float, variant: str, **more: Any) -> Fact:
+    """Return a count as sources may round or pad it."""
+    interval = point(value).widened(CONVENTION_TOLERANCE)
+    return _fact(quantity, value, variant, interval, **more)
+
+
+def _between(
+    quantity: str, lengths: Sequence[float], variant: str, count: Callable[[float], float]
+) -> Fact:
+    """Return a count at the least, the stated and the most of a sequence length."""
+    low, value, high = map(count, lengths)
+    interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
+    return _fact(quantity, value, variant, interval)
 
 
 def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
@@ -226,14 +229,13 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         if name_says and abs(name_says / total - 1) < MOST_ROUNDED:  # gpt-oss-120b has 116.8B
             counts.append((name_says, ", the size in its name"))
         for value, words in counts:
-            interval = point(value).widened(CONVENTION_TOLERANCE)
-            yield _fact(quantity, interval, value, f"{shape.name}{words}")
+            yield _count(quantity, value, f"{shape.name}{words}")
     for name in ("num_layers", "hidden_size", "num_attention_heads"):
-        yield _known(name, getattr(shape, name), shape.name)
+        yield _fact(name, getattr(shape, name), shape.name)
     if shape.mla is None:
-        yield _known("num_query_groups", shape.num_query_groups, shape.name)
+        yield _fact("num_query_groups", shape.num_query_groups, shape.name)
     if shape.moe is not None:
-        yield _known("num_experts", shape.moe.num_experts, shape.name)
+        yield _fact("num_experts", shape.moe.num_experts, shape.name)
     yield from _flop_facts(shape, row)
 
 
@@ -278,19 +280,17 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
                     continue  # papers on pretraining counted by it
                 if shape.moe is not None and name == "hf_total_flos":
                     continue  # it counts every expert: a wrong count, of those below
-                each = (
-                    flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
-                    for one in at
-                )
+                count = partial(flops_per_token, shape, convention=name, mtp_layers=modules)
                 again = AGAIN if name in RECOMPUTED else ""
                 words = f"{name}{again}{MTP if modules else ''}{frozen}"
-                yield _fact("flops_per_token", *_widened(*each), words)
+                yield _between("flops_per_token", at, words, partial(count, trained=trained))
                 if trained == "lora":  # frameworks that take two thirds of the attention too
-                    each = (
-                        TRAINED["lora"] * flops_per_token(shape, one, name, mtp_layers=modules)
-                        for one in at
+                    whole, words = (
+                        _between("flops_per_token", at, "", count),
+                        f"two thirds of {name}",
                     )
-                    yield _fact("flops_per_token", *_widened(*each), f"two thirds of {name}")
+                    part = whole.interval.scaled(TRAINED["lora"])
+                    yield _fact("flops_per_token", whole.value * TRAINED["lora"], words, part)
         if length is None:
             most = min(shape.max_sequence_length, LONGEST_USUAL)
             ends = (
@@ -299,16 +299,10 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
             )
             interval = Interval(*sorted(ends)).widened(CONVENTION_TOLERANCE)
             words = f"{shape.name} at up to {most:,} tokens{frozen}; needs sequence_length"
-            least = replace(_fact("flops_per_token", interval, interval.low, words), bound=True)
-            yield least
+            yield _fact("flops_per_token", interval.low, words, interval, bound=True)
     if length and any(name in row.values for name in HARDWARE):
         yield from _hardware_facts(shape, row, at)
     yield from _wrong_counts(shape, row, at[1] if length else None)
-
-
-def _widened(low: float, value: float, high: float) -> tuple[Interval, float]:
-    """Return the interval of a count of FLOPs by any rounding of its convention, and the count."""
-    return Interval(low, high).widened(CONVENTION_TOLERANCE), value
 
 
 def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float]) -> Iterator[Fact]:
@@ -318,18 +312,20 @@ def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float])
         every: list[Interval] = []
         for mode in (stated,) if stated else ("none", "selective", "full"):
             for name in ("megatron_causal", "full_attention", "torchtitan"):
-                each = (
-                    hardware_flops_per_token(shape, one, mode, name, trained=trained) for one in at
+                count = partial(
+                    hardware_flops_per_token,
+                    shape,
+                    recompute=mode,
+                    convention=name,
+                    trained=trained,
                 )
-                interval, value = _widened(*each)
-                every.append(interval)
-                words = f"{name}, recompute {mode}"
-                yield _fact("hardware_flops_per_token", interval, value, words)
+                fact = _between("hardware_flops_per_token", at, f"{name}, recompute {mode}", count)
+                every.append(fact.interval)
+                yield fact
         if stated is None:  # of some layers or modules
             low, high = min(one.low for one in every), max(one.high for one in every)
             words = "recomputation of some layers; needs recompute"
-            fact = _fact("hardware_flops_per_token", Interval(low, high), low, words)
-            yield replace(fact, bound=True)
+            yield _fact("hardware_flops_per_token", low, words, Interval(low, high), bound=True)
 
 
 def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator[Fact]:
@@ -356,8 +352,7 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
             found.append((third, "a second forward pass, of recomputation, counted as useful"))
         found += _wrong_shapes(shape, length)
     for value, words in found:
-        interval = point(value).widened(CONVENTION_TOLERANCE)
-        yield _fact("flops_per_token", interval, value, words, legitimate=False)
+        yield _count("flops_per_token", value, words, legitimate=False)
 
 
 def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str]]:
@@ -412,16 +407,18 @@ def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
     yield _multiple(size, 2, "2 N, the forward pass only", legitimate=False)
     if "active_parameters" in row.doubtful:
         least = _LEAST_ACTIVE[size.value > _LARGE]
-        mixed = _multiple(size, 6, f"6 N of a mixture that works with {least:.0%} of N or more")
-        interval = Interval(least * mixed.interval.low, mixed.interval.high)
-        yield replace(mixed, interval=interval, bound=True)
+        words = f"6 N of a mixture that works with {least:.0%} of N or more"
+        yield _multiple(size, 6, words, (least, 1), bound=True)
 
 
-def _multiple(size: Printed, factor: float, words: str, *, legitimate: bool = True) -> Fact:
-    """Return ``factor`` FLOPs per token for each weight of a stated size."""
+def _multiple(
+    size: Printed, factor: float, words: str, ends: tuple[float, float] = (1, 1), **more: Any
+) -> Fact:
+    """Return ``factor`` FLOPs per token for each weight of a stated size; a bound from its ends."""
     interval, value = size.interval.scaled(factor), size.value * factor
-    fact = _fact("flops_per_token", interval, value, words, legitimate=legitimate)
-    return replace(fact, inputs=frozenset({"parameters"}))
+    interval = Interval(interval.low * ends[0], interval.high * ends[1])
+    more["inputs"] = frozenset({"parameters"})
+    return _fact("flops_per_token", value, words, interval, **more)
 
 
 def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> Iterator[Fact]:
@@ -429,10 +426,9 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     factor = 6 * TRAINED[trained]
     dense = "" if "active_parameters" in row.values or known_shape else ", taken as dense"
     words = {"all": "", "lora": " with frozen weights", "forward": " forward"}[trained]
-    first = _multiple(size, factor, f"{factor:g} N of the stated size{dense}{words}")
-    interval, value, inputs = first.interval, first.value, first.inputs
-    step = f"flops_per_token = {factor:g} * {operand(size)} = {show(value)}"
-    yield replace(first, steps=(step,))
+    step = f"flops_per_token = {factor:g} * {operand(size)}"
+    whole = f"{step} = {show(size.value * factor)}"
+    yield _multiple(size, factor, f"{factor:g} N of the stated size{dense}{words}", steps=(whole,))
     if known_shape:
         return
     length, layers, hidden = (
@@ -440,23 +436,21 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     )  # fmt: skip
     if length and layers and hidden:
         share = TRAINED[trained] if trained == "forward" else 1.0
-        for whole, name in ((12, "12 L h s"), (6, "6 L h s, causal")):
-            per = whole * share
+        for per, name in ((12 * share, "12 L h s"), (6 * share, "6 L h s, causal")):
             more = layers.interval * hidden.interval * length.interval
-            added = per * layers.value * hidden.value * length.value
+            value = size.value * factor + per * layers.value * hidden.value * length.value
             terms = " * ".join(operand(one) for one in (layers, hidden, length))
-            full = f"{step[: step.rindex(' = ')]} + {per:g} * {terms} = {show(value + added)}"
-            fact = _fact(
-                "flops_per_token", interval + more.scaled(per), value + added,
-                f"{factor:g} N + {name}{dense}{words}",
+            yield _fact(
+                "flops_per_token", value, f"{factor:g} N + {name}{dense}{words}",
+                size.interval.scaled(factor) + more.scaled(per),
+                steps=(f"{step} + {per:g} * {terms} = {show(value)}",),
+                inputs=frozenset({"parameters"}),
             )  # fmt: skip
-            yield replace(fact, steps=(full,), inputs=inputs)
-    low, high = _attention_bound(size.value, length)
-    bound = Interval(interval.low * low, interval.high * high)
-    about = f"{factor:g} N, less its tables, up to {high:.3g} times that with attention{dense}"
+    ends = _attention_bound(size.value, length)
+    about = f"{factor:g} N, less its tables, up to {ends[1]:.3g} times that with attention{dense}"
     needs = "num_layers, hidden_size" + ("" if length else ", sequence_length")
-    fact = _fact("flops_per_token", bound, bound.low, f"{about}{words}; needs {needs}")
-    yield replace(fact, bound=True, inputs=inputs)
+    least = _multiple(size, factor, f"{about}{words}; needs {needs}", ends, bound=True)
+    yield replace(least, value=least.interval.low, text=show(least.interval.low))
     if trained == "all":
         twice = factor * 4 / 3
         words = f"{twice:g} N{dense}: recomputation of every layer counted as useful"
@@ -477,15 +471,15 @@ def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]
 
 
 def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
-    yield _known("device_memory_gb", device.memory_gb, device.name)
+    yield _fact("device_memory_gb", device.memory_gb, device.name)
     # vendors and drivers count GiB or GB, and a document need not say which
     most = device.memory_gb * 2**30 / 1e9
-    yield _known("most_device_memory_gb", most, f"{device.name}, its memory in GiB")
+    yield _fact("most_device_memory_gb", most, f"{device.name}, its memory in GiB")
     for name in ("tdp_watts", "memory_bandwidth_tb_per_second", "interconnect_gb_per_second"):
         if (value := getattr(device, name)) is not None:
-            yield _known(name, value, device.name)
+            yield _fact(name, value, device.name)
     if row.words.get("link") == "inside node" and device.interconnect_gb_per_second is not None:
-        yield _known("peak_bandwidth_gb_per_second", device.interconnect_gb_per_second, device.name)
+        yield _fact("peak_bandwidth_gb_per_second", device.interconnect_gb_per_second, device.name)
     yield from _peak_facts(device, row)
 
 
@@ -503,10 +497,10 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         first, second = kinds if quantity.startswith("peak") else kinds[::-1]
         if usual is not None:
             interval = _printed_peak(usual, other or usual)
-            yield _fact(quantity, interval, usual, words.replace("dense", first))
+            yield _fact(quantity, usual, words.replace("dense", first), interval)
         if other is not None and usual is not None:
             variant = f"{name} {second}, {device.name}"
-            yield _known(quantity, other, variant, legitimate=False)
+            yield _fact(quantity, other, variant, legitimate=False)
     rate = row.values.get("model_tflops_per_second_per_gpu")
     fast = bool(rate and dense and rate.value > _MOST_OF_PEAK * dense)
     for other in ("fp8", "bf16", "fp4"):  # a rate of one precision over the peak of another
@@ -515,12 +509,12 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
             bound = other == "fp8" and "peak_precision" in row.doubtful and fast
-            fact = _known("peak_tflops_per_second", peak, variant, legitimate=usual or bound)
-            yield replace(fact, bound=bound)
+            fits = usual or bound
+            yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:
-        yield _known("highest_peak_tflops_per_second", max(peaks), device.name)
+        yield _fact("highest_peak_tflops_per_second", max(peaks), device.name)
 
 
 def _printed_peak(peak: float, other: float) -> Interval:
@@ -577,7 +571,7 @@ def _stated(row: Row) -> Iterator[Fact]:
         if item is None or item.quantity in seen:
             continue
         seen.add(item.quantity)
-        claimed = printed.claimed
+        claimed = printed.input if item.quantity in _BUDGETS else printed.claimed
         if item.quantity == "tokens_per_second_per_gpu" and (samples := _samples(row, printed)):
             wide = printed.interval.widened(min(0.5 / samples, _MOST_COARSE))
             claimed = Interval(min(claimed.low, wide.low), max(claimed.high, wide.high))

@@ -23,16 +23,20 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 LONGEST = 60  # characters of a value
 APPROXIMATE = 0.1  # what ~ allows, as a fraction
 
-_CHOSEN = re.compile("=")
-_ABOUT = re.compile(r"(~|≈|about\s)\s*", re.IGNORECASE)
-_AT_MOST = re.compile(r"(<=|≤|<|up to\s)\s*", re.IGNORECASE)
-_AT_LEAST = re.compile(r"(>=|≥|>|at least\s)\s*", re.IGNORECASE)
+_MARK = re.compile(
+    r"(?:(?P<chosen>=)|(?P<about>~|≈|about\s)|(?P<most><=|≤|<|up\sto\s)|(?P<least>>=|≥|>|at\sleast\s))"
+    r"\s*",
+    re.IGNORECASE,
+)
 _RANGE = re.compile(
     r"(?P<low>[$€£¥]?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>[$€£¥]?\d.*)",
     re.IGNORECASE,
 )
 _EXPONENT = re.compile(r"[\d.]+e-\d+", re.IGNORECASE)  # 3e-4 is no range
 _SUFFIX = re.compile(r"[\d.,]+\s*(?P<suffix>[a-z]*\s*%?)$", re.IGNORECASE)
+
+
+_ROUND = re.compile(r"\W*[1-9]0*\s*([kmbt]|million|billion|trillion)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class Printed:
     claimed: Interval
     between: bool = False  # a range, which no arithmetic can be done with as it is written
 
+    @property
+    def input(self) -> Interval:
+        """What it may stand for in arithmetic: ``2T`` is a number that was chosen, never cut."""
+        return self.interval if _ROUND.fullmatch(self.text) else self.claimed
+
 
 def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Printed:
     """Return what ``text`` stands for, times ``scale``.
@@ -60,89 +69,53 @@ def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Print
             f"{text[:20]!r}... is {len(text)} characters long; a value has at most {LONGEST}."
         )
     plain = text.strip()
-    interval, claimed = _read(plain, exact)
-    ends = _written(plain)
+    mark, between = _MARK.match(plain), None
+    kind = (mark and mark.lastgroup) or ("least" if plain.endswith("+") else "")
+    number = plain[mark.end() :] if mark else plain.removesuffix("+")
+    if kind in ("", "about"):
+        between = _range(number)
+    ends = [
+        read_numeral(re.sub(r"(?<=\d)\s*[x×]$", "", one.strip())) for one in between or (number,)
+    ]
+    exact = exact and number.lstrip("-").replace(",", "").isdigit()
+    interval, claimed = _meant("chosen" if exact and not kind else kind, ends[0], ends[-1])
     return Printed(
         text=plain,
-        value=sum(ends) / len(ends) * scale,
+        value=(ends[0].value + ends[-1].value) / 2 * scale,
         interval=interval.scaled(scale),
         claimed=claimed.scaled(scale),
-        between=len(ends) > 1,
+        between=between is not None,
     )
 
 
-def _written(text: str) -> tuple[float, ...]:
-    """Return the number as written, without its mark and its rounding; both ends of a range."""
-    patterns = (_CHOSEN, _ABOUT, _AT_MOST, _AT_LEAST)
-    mark = next((found for pattern in patterns if (found := pattern.match(text))), None)
-    plain = text[mark.end() :] if mark else text.removesuffix("+")
-    return tuple(_numeral(end).value for end in _range(plain) or (plain,))
-
-
-def _read(text: str, exact: bool) -> tuple[Interval, Interval]:
-    if text.startswith("="):
-        value = point(_numeral(text[1:]).value)
-        return value, value
-    for pattern, reader in ((_ABOUT, _about), (_AT_MOST, _at_most), (_AT_LEAST, _at_least)):
-        mark = pattern.match(text)
-        if mark:
-            return reader(text[mark.end() :])
-    if text.endswith("+"):
-        return _at_least(text[:-1])
-    between = _range(text)
-    if between:
-        return _between(*between)
-    numeral = _numeral(text)
-    if exact and text.lstrip("-").replace(",", "").isdigit():
-        return point(numeral.value), point(numeral.value)
-    return _rounded(numeral), _cut(numeral)
-
-
-def _numeral(text: str) -> Numeral:
-    return read_numeral(re.sub(r"(?<=\d)\s*[x×]$", "", text.strip()))
-
-
-def _rounded(numeral: Numeral) -> Interval:
-    return Interval(numeral.value - numeral.unit / 2, numeral.value + numeral.unit / 2)
+def _meant(kind: str, first: Numeral, last: Numeral) -> tuple[Interval, Interval]:
+    """Return what a number, or a range, of a kind of mark stands for, rounded and cut."""
+    low, high = first.value - first.unit / 2, last.value + last.unit / 2
+    if kind == "chosen":
+        rounded = point(first.value)
+    elif kind == "most":  # quantities here are never below zero, but changes may be
+        rounded = Interval(min(0.0, first.value), high)
+    elif kind == "least":
+        rounded = Interval(low, math.inf)
+    elif kind == "about" and first is last:
+        half = max(abs(first.value) * APPROXIMATE, first.unit / 2)
+        rounded = Interval(first.value - half, first.value + half)
+    elif kind == "about" or first is not last:
+        rounded = Interval(low, high).widened(APPROXIMATE if kind else 0.0)
+    else:
+        return Interval(low, high), _cut(first)
+    return rounded, rounded
 
 
 def _cut(numeral: Numeral) -> Interval:
     """Return the rounded interval, up to one whole unit away from zero."""
-    unit = _coarse(numeral)
+    unit, size = numeral.unit, abs(numeral.value)
+    while unit >= 1 and size >= 1000 * unit and size % (10 * unit) == 0:  # thousands of 314,000
+        unit *= 10
     half, outer = unit / 2, unit * (1 - 1e-9)
     if numeral.value < 0:
         return Interval(numeral.value - outer, numeral.value + half)
     return Interval(numeral.value - half, numeral.value + outer)
-
-
-def _coarse(numeral: Numeral) -> float:
-    """Return the unit of the last digit that surely counts: thousands of 314,000, tens of 5,000."""
-    unit, size = numeral.unit, abs(numeral.value)
-    while unit >= 1 and size >= 1000 * unit and size % (10 * unit) == 0:
-        unit *= 10
-    return unit
-
-
-def _about(text: str) -> tuple[Interval, Interval]:
-    if _RANGE.fullmatch(text):
-        inner, _ = _read(text, exact=False)
-        wide = inner.widened(APPROXIMATE)
-        return wide, wide
-    numeral = _numeral(text)
-    half = max(abs(numeral.value) * APPROXIMATE, numeral.unit / 2)
-    value = Interval(numeral.value - half, numeral.value + half)
-    return value, value
-
-
-def _at_most(text: str) -> tuple[Interval, Interval]:
-    # quantities here are never below zero, but changes may be
-    value = Interval(min(0.0, _numeral(text).value), _rounded(_numeral(text)).high)
-    return value, value
-
-
-def _at_least(text: str) -> tuple[Interval, Interval]:
-    value = Interval(_rounded(_numeral(text)).low, math.inf)
-    return value, value
 
 
 def _range(text: str) -> tuple[str, str] | None:
@@ -155,11 +128,6 @@ def _range(text: str) -> tuple[str, str] | None:
     if suffix and re.fullmatch(r"[$\d.,\s]+", low):
         low = f"{low}{suffix['suffix']}"
     return low, high
-
-
-def _between(low: str, high: str) -> tuple[Interval, Interval]:
-    value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
-    return value, value
 
 
 def upright(values: dict[str, Printed]) -> dict[str, Printed]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
@@ -82,28 +82,40 @@ def _against_catalog(known: Known) -> Iterator[Check]:
             yield compare(known.row, item, f"{quantity} of the catalog", right)
 
 
+def judged(row: Row, quantities: Iterable[str]) -> vocabulary.Field | None:
+    """Return the field by which a row claims one of some quantities, the first that fits.
+
+    What was chosen or counted is rather an input than a claim, and so is a model's size, which the
+    catalog knows too.
+    """
+    items = [field_of(row, name) for name in quantities]
+    claimed = [item for item in items if item is not None and item.name not in row.given]
+    known = ("parameters", "flops_per_token")
+    return min(
+        claimed,
+        key=lambda item: (row.values[item.name].interval.exact, item.quantity in known),
+        default=None,
+    )
+
+
 def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
     """Return the field that an identity judges: its left side, or else the last one stated.
 
     A field that another quantity of the identity was derived from is no independent witness.
     """
     compared = any(name.startswith(vocabulary.BASE) for name in identity.names)
-    claimed = [
-        item
+    names = (
+        name
         for name in (identity.subject, *reversed(identity.right.names()))
-        if (item := field_of(known.row, name)) is not None
-        and item.name not in known.row.given
-        and not (compared and name in ("elapsed_seconds", "step_seconds"))  # of as much work?
+        if not (compared and name in ("elapsed_seconds", "step_seconds"))  # of as much work?
         and not any(
             name in fact.inputs
             for other in identity.names
             if other != name
             for fact in known.facts[other]
         )
-    ]
-    # what was chosen or counted is rather an input than a claim
-    inexact = [item for item in claimed if not known.row.values[item.name].interval.exact]
-    return (inexact or claimed or [None])[0]
+    )
+    return judged(known.row, names)
 
 
 def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
@@ -368,17 +380,9 @@ def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:
 
 
 def _limited_field(known: Known, limit: Limit) -> vocabulary.Field | None:
-    """Return the field that a limit judges: the last one of its left side that the row claims.
-
-    What the catalog knows too, such as a model's size, is named only where nothing else is.
-    """
+    """Return the field that a limit judges: the last one of its left side that the row claims."""
     names = [name for name in reversed(limit.left.names()) if name in known.facts]
     if not any(known.facts[name][0].inputs for name in names):  # a constant of the catalog
         names = list(limit.right.names())
     inputs = [name for key in names for fact in known.facts[key] for name in sorted(fact.inputs)]
-    items = [field_of(known.row, name) for name in (*names, *inputs)]
-    stated = [item for item in items if item is not None and item.name not in known.row.given]
-    # a count was chosen rather than measured
-    claimed = [item for item in stated if not item.exact] or stated
-    own = [item for item in claimed if item.quantity not in ("parameters", "flops_per_token")]
-    return (own or claimed or [None])[0]
+    return judged(known.row, (*names, *inputs))

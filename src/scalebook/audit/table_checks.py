@@ -10,9 +10,9 @@ from itertools import product
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
-from scalebook.audit.identities import Fact, identities, operand, show
-from scalebook.audit.knowledge import Known, accelerator_of, field_of, has_experts, know, model_of
-from scalebook.audit.row_checks import check_row, compare
+from scalebook.audit.identities import Fact, behind, identities, operand, show
+from scalebook.audit.knowledge import Known, accelerator_of, has_experts, know, model_of
+from scalebook.audit.row_checks import check_row, compare, judged
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
@@ -233,18 +233,13 @@ def _checks(table: Table) -> list[Check]:
             found += [one for one in sums if fits and one.field not in wrong]
         every.append(found)
     summed, checks = _summed(table), list[Check]()
-    told = _confirmed(table, every)
-    for item, found in zip(known, every, strict=True):
-        sure = [_unless_doubted(item.row, one, told) for one in found]
+    pairs = list(zip(known, every, strict=True))
+    holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
+    confirmed = {name for row, one in holding for name in _doubts(row, one)}
+    for item, found in pairs:
+        sure = [_unless_doubted(item.row, one, confirmed) for one in found]
         checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
-
-
-def _confirmed(table: Table, every: Sequence[Sequence[Check]]) -> frozenset[str]:
-    """Return the doubtful fields that other numbers of the table confirm."""
-    pairs = zip(table.rows, every, strict=True)
-    holding = [(row, one) for row, found in pairs for one in found if one.verdict == "holds"]
-    return frozenset(name for row, one in holding for name in _doubts(row, one))
 
 
 def _doubts(row: Row, check: Check) -> list[str]:
@@ -254,11 +249,11 @@ def _doubts(row: Row, check: Check) -> list[str]:
     return [
         name
         for name, item in items
-        if words & {name, item.quantity if item else name, *_BEHIND.get(name, ())}
+        if words & {name, item.quantity if item else name, *behind().get(name, ())}
     ]
 
 
-def _unless_doubted(row: Row, check: Check, confirmed: frozenset[str]) -> Check:
+def _unless_doubted(row: Row, check: Check, confirmed: set[str]) -> Check:
     """Return a check; an accusation only if all that it rests on is sure or confirmed."""
     doubts = [name for name in _doubts(row, check) if name not in confirmed]
     if check.rule == SUM:
@@ -267,16 +262,6 @@ def _unless_doubted(row: Row, check: Check, confirmed: frozenset[str]) -> Check:
         return check
     note = f"rests on {', '.join(doubts)}, which may be of something else"
     return replace(check, verdict="not checkable", note=note)
-
-
-_PEAKS = ("peak_tflops_per_second", "highest_peak_tflops_per_second")
-_BEHIND = {  # what the catalog knows by a field
-    "accelerator": (*_PEAKS, "device_memory_gb", "most_device_memory_gb", "tdp_watts"),
-    "precision": _PEAKS,
-    "model": ("flops_per_token", "hardware_flops_per_token", "parameters"),
-    "sequence_length": ("flops_per_token", "hardware_flops_per_token"),
-    "parameters": ("flops_per_token",),
-}
 
 
 def _summed(table: Table) -> frozenset[str]:
@@ -322,7 +307,8 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
         if index not in holders or index == holders[0]:
             continue
         first, here = known[holders[0]], known[index]
-        field = _witness(here, quantity)
+        inputs = {name for fact in here.facts[quantity] for name in fact.inputs}
+        field = judged(here.row, (quantity, *sorted(inputs)))
         if field is None:
             continue
         expected = first.facts[quantity][0]
@@ -332,14 +318,6 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
         rule = f"same {quantity} as {first.row.label!r}"
         note = f"{show(mine.value)} against {show(expected.value)}"
         yield check_of(here.row, field.name, rule, verdict, arithmetic=arithmetic, note=note)
-
-
-def _witness(known: Known, quantity: str) -> vocabulary.Field | None:
-    """Return the claimed field that a quantity rests on, rather a rounded one than a count."""
-    inputs = {name for fact in known.facts[quantity] for name in fact.inputs}
-    items = [field_of(known.row, name) for name in (quantity, *sorted(inputs))]
-    claimed = [item for item in items if item is not None and item.name not in known.row.given]
-    return next((item for item in claimed if not item.exact), claimed[0] if claimed else None)
 
 
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
