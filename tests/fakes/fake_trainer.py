@@ -35,8 +35,10 @@ def misbehave(mode: str, step: int) -> None:
     if mode == "diverge":
         print(f"DIVERGED: the loss of step {step} is not finite", file=sys.stderr)
         sys.exit(3)
-    if mode == "kill_last_rank" and int(os.environ.get("WORLD_SIZE", "1")) == RANK + 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "kill_last_rank":
+        if int(os.environ.get("WORLD_SIZE", "1")) == RANK + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)  # the others wait in a collective
     if mode == "hang":
         time.sleep(600)
     if mode == "hang_until_requeued" and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":

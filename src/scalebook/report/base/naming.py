@@ -362,7 +362,8 @@ def _change_in_words(name: str, value: Any) -> str:
         return f"{value} {word if str(value) != '1' else _PLURAL.sub('', word, count=1)}"
     if value in OFF:
         return f"no {word}"
-    return word if value is True or value == "on" else f"{word} {precision_title(str(value))}"
+    plain = str(value).replace("_attn", " attention").replace("_", " ").replace(",", ", ")
+    return word if value is True or value == "on" else f"{word} {precision_title(plain)}"
 
 
 def series_words(texts: Sequence[str]) -> list[str]:
