@@ -328,14 +328,13 @@ def _require_positive(name: str, value: Any) -> None:
 
 def _refuse_unknown(supplied: dict[str, Any]) -> None:
     """Refuse what no flag of ``scalebook ingest`` supplies, and a value that its flag refuses."""
-    from scalebook.cli.interchange import SUPPLIED
+    from scalebook.cli.interchange import KNOWN
     from scalebook.errors import ConfigError, unknown
     from scalebook.settings import SETTINGS
 
-    known = ("model", "platform", *SUPPLIED, "trained", "packed_sequences")
     for name, value in supplied.items():
-        if name not in known:
-            raise ConfigError(unknown("value", name, known))
+        if name not in KNOWN:
+            raise ConfigError(unknown("value", name, KNOWN))
         row = SETTINGS.get(name)
         if row and row.choices and value not in row.choices:
             raise ConfigError(f"{name}={value!r} must be one of {', '.join(row.choices)}.")

@@ -225,7 +225,7 @@ def test_the_token_budget_takes_the_hours_of_the_fastest_runs(two: Path) -> None
     # 32 samples of 2,048 tokens a step of 1 s and of 0.5 s, on 8 GPUs, for 1e12 tokens
     assert hours == {name: pytest.approx(1e12 / 65536 * seconds / 3600 * 8, rel=0.01)
         for name, seconds in (("m", 0.5), ("h", 1.0))}  # fmt: skip
-    said = words(cost_page.overview(data, Stated()))
+    said = words(cost_page.overview(data, Stated(), found))
     assert re.search(
         r"1 trillion tokens of Llama 3.1 8B take 1[67],\d{3} GPU hours \(.*?\) on MI300X in BF16, "
         r"sequence 2,048 \( m \); 3[34],\d{3} GPU hours \(.*?\) on H100",

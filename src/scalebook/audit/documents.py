@@ -132,9 +132,9 @@ def _markdown(text: str) -> Iterator[Sheet]:
             continue
         if sheet is not None:
             under = "\n".join(lines[number - 1 : number + _UNDER]).partition("\n#")[0]
-            told = _context(under.partition("|")[0])
-            told = {key: told[key] for key in _BELOW if key in told.keys() - sheet.given.keys()}
-            yield replace(sheet, given=sheet.given | told, far=sheet.far | told.keys())
+            more = _context(under.partition("|")[0])
+            more = {key: more[key] for key in _BELOW if key in more.keys() - sheet.given.keys()}
+            yield replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
             sheet = None
         if line.startswith("#"):
             name = plain(line.lstrip("#")) or name
@@ -255,11 +255,11 @@ def _named_once(rules: str, text: str) -> dict[str, str]:
 
 def _say(sheet: Sheet, text: str) -> None:
     """Give a table what the text above it states, and the rates as doubtful if it scales them."""
-    told = _context(f"{sheet.name} {text}")
+    stated = _context(f"{sheet.name} {text}")
     scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
     rates = {name for _, name in RATES} if scaled else set[str]()
-    sheet.far = _COUNTS & (told.keys() - sheet.given.keys()) | rates
-    sheet.given = sheet.given | told
+    sheet.far = _COUNTS & (stated.keys() - sheet.given.keys()) | rates
+    sheet.given = sheet.given | stated
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -509,7 +509,7 @@ def _row(
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
-    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are no 600 devices
+    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are not 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
@@ -599,7 +599,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         number += "%"
     if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
         name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
-    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x is no rate
+    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x: a factor
         return None
     read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:

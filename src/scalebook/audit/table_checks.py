@@ -212,8 +212,8 @@ def check_table(table: Table) -> list[Check]:
     """
     rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
     checks = _checks(replace(table, rows=tuple(rows)))
-    judged = {one.verdict for one in checks if one.field == "mfu"}
-    return checks if "holds" in judged or "contradicts" not in judged else _checks(table)
+    verdicts = {one.verdict for one in checks if one.field == "mfu"}
+    return checks if "holds" in verdicts or "contradicts" not in verdicts else _checks(table)
 
 
 def _checks(table: Table) -> list[Check]:

@@ -44,6 +44,7 @@ SUPPLIED = (  # that are settings
     *(n for n in named("group") if n != "model" and SETTINGS[n].kind != "software"),
     *("nodes", *named("size"), *PARALLEL_SIZES),
 )
+KNOWN = ("model", "platform", *SUPPLIED, "trained", "packed_sequences")  # all that may be supplied
 
 
 def register(subparsers: Subparsers) -> None:
@@ -105,8 +106,7 @@ def run_ingest(options: argparse.Namespace) -> int:
         raise IngestError("No path was given. Name log files or folders.")
     dialect = _dialect(options)
     opens = no_store if isinstance(dialect, str) else opener(dialect)
-    names = ("model", "platform", *SUPPLIED, "trained", "packed_sequences")
-    supplied = {name: one for name in names if (one := getattr(options, name)) is not None}
+    supplied = {name: one for name in KNOWN if (one := getattr(options, name)) is not None}
     how = (supplied, dialect, opens)
     if options.model:
         catalog.model(options.model)

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import Accelerator, ModelShape
-from scalebook.facts.flops import launches_limit
+from scalebook.facts.flops import graph_by_default
 from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.measure.probes import Probe
 from scalebook.parallelism import experts_need_no_host
@@ -128,8 +128,7 @@ def switches(
         or config.fused_weight_gradient == "off"
         or config.virtual_pipeline_parallel_size > 1
     )
-    mixed = stages and config.pipeline_parallel_size < config.world_size
-    graph = launches_limit(config, shape) and not (mixed or sharded == "full" or engine or no_graph)
+    graph = graph_by_default(config, shape) and not (sharded == "full" or engine or no_graph)
     fusable = shape.gated_mlp or (shape.activation == "gelu" and shape.mlp_bias)
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",

@@ -107,12 +107,14 @@ def flops_per_token(
     return float(found.due(trained).total)
 
 
-def launches_limit(config: RunConfig, shape: ModelShape) -> bool:
-    """Return whether the host launches a layer's kernels no faster than a GPU runs them.
+def graph_by_default(config: RunConfig, shape: ModelShape) -> bool:
+    """Return whether a CUDA graph is the default: the host launches no faster than a GPU runs.
 
-    Replayed as a CUDA graph, Llama 3.2 3B and 1B were 4.7 and 2.4 % faster at 2.8 and 3.8 TFLOP
-    per layer and micro batch, and Llama 3.1 8B at 5.6 as fast.
+    Replayed, Llama 3.2 3B and 1B were 4.7 and 2.4 % faster at 2.8 and 3.8 TFLOP per layer and micro
+    batch, and Llama 3.1 8B at 5.6 as fast. Stages are replayed only where no other ranks take part.
     """
+    if config.precision == "fp8" or config.pipeline_parallel_size not in (1, config.world_size):
+        return False
     if config.tensor_parallel_size > 1 or shape.moe is not None:
         sizes = config.expert_parallel_size, config.expert_tensor_parallel_size
         return config.tensor_parallel_size > 1 or experts_need_no_host(shape.num_experts, *sizes)

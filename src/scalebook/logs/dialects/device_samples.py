@@ -80,7 +80,7 @@ class TableTelemetry(TelemetryDialect):
 
 
 class SMITable(TelemetryDialect):
-    """What nvidia-smi or rocm-smi draws without options, alone in a file.
+    """What nvidia-smi or rocm-smi draws without options, in a file that holds only this.
 
     A log of training often begins with such a table, and is not telemetry.
     """
@@ -107,7 +107,7 @@ class SMITable(TelemetryDialect):
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Whether a text is such a table and hardly anything else."""
+        """Whether nine tenths of a text's lines are of such a table."""
         alone = super().recognises(text) and not causes.mentions_ending(text)
         lines = text.split("\n") if alone else []
         return bool(lines) and sum(map(bool, map(cls._DRAWN.match, lines))) > 0.9 * len(lines)

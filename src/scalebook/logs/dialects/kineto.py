@@ -45,7 +45,7 @@ class Kineto(Dialect):
     def read(self, source: Source) -> list[Job]:
         """Return one job without steps; its details hold the anatomy of a step."""
         reader, trace = EventReader(source.texts()), Trace()
-        devices = {"CUDA functions": "kernel"}  # of traces of old
+        devices = {"CUDA functions": "kernel"}  # in old traces
         for event in reader.events():
             if event.get("name") == "process_name" or "cat" not in event:
                 _place(event, devices)

@@ -102,8 +102,8 @@ def inputs_of(row: Row, stated: Stated) -> Inputs:
     return Inputs(**known, **found)
 
 
-def overview(data: ReportData, stated: Stated) -> Markup:
-    """Return what is stated, what is missing, and which run takes the least energy."""
+def overview(data: ReportData, stated: Stated, budget: Sequence[Row] = ()) -> Markup:
+    """Return what the budget takes, what is stated, and which run takes the least energy."""
     items = [Markup("{}").format(problem) for problem in stated.problems]
     if stated.shared or stated.platforms:
         given = [_label(name) for name in stated.shared]
@@ -121,7 +121,7 @@ def overview(data: ReportData, stated: Stated) -> Markup:
                 "runs states them, and a budget of tokens, for every reader."
             )
         )
-    items = [*budget_sentence(budgets(data, stated)), *items]
+    items = [*budget_sentence(budget), *items]
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
     return bullets([*items, *energy_findings(data)]) + sample
 

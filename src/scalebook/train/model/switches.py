@@ -13,7 +13,7 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.facts.flops import launches_limit
+from scalebook.facts.flops import graph_by_default
 from scalebook.parallelism import experts_need_no_host
 from scalebook.train import mcore
 from scalebook.train.experts import grouped
@@ -183,17 +183,8 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     # On a CPU the grouped product is computed expert after expert anyway.
     products = decide("grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu)
     ours = products and not te
-    # On by default where launches limit: many short kernels a layer. Stages are replayed by default
-    # only where no other ranks take part.
-    graphed = decide(
-        "cuda_graph",
-        _graph(config, shape, world, grouped_by_torch=ours),
-        default=(
-            config.precision != "fp8"
-            and config.pipeline_parallel_size in (1, config.world_size)
-            and launches_limit(config, shape)
-        ),
-    )
+    obstacle = _graph(config, shape, world, grouped_by_torch=ours)
+    graphed = decide("cuda_graph", obstacle, default=graph_by_default(config, shape))
     return Switches(
         transformer_engine=te,
         fused_attention=decide("fused_attention", None),
