@@ -413,11 +413,12 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "quarto"
-    fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
+    said = "WARN: old\nERROR: Theme failed:\n\nError: no pandoc here\nStack trace:\n    at x.ts:1"
+    fake.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(rendering, "find_quarto", lambda: str(fake))
     runs = site[0].parent / "runs"
-    with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
+    with pytest.raises(ReportError, match=r"ERROR: Theme failed: Error: no pandoc here\. Install"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
     for page in PAGES:
         assert_quarto_can_render(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -233,12 +235,19 @@ def _quarto(folder: Path, *arguments: str) -> str:
     if command is None:
         raise ReportError(f"quarto was not found. {INSTALL_QUARTO}")
     done = subprocess.run(
-        [command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [command, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
     )
     if done.returncode != 0:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        last = lines[-1] if lines else "it printed nothing"
-        raise ReportError(f"quarto failed (exit {done.returncode}): {last}. {INSTALL_QUARTO}")
+        first = next((i for i, line in enumerate(lines) if line.startswith("ERROR")), -1)
+        about = takewhile(lambda line: not line.startswith("Stack"), lines[first:][:3])
+        said = " ".join(about) or "it printed nothing"
+        raise ReportError(f"quarto failed (exit {done.returncode}): {said}. {INSTALL_QUARTO}")
     return done.stdout
 
 
