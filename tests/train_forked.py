@@ -2,8 +2,8 @@
 
 Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
 configuration gets a folder, named by its place in the file, with what a run leaves and its log.
-Further arguments let ranks do as on a GPU: pieces that are compiled there are traced by the
-compiler, and compiled for the CPU in the configurations that they name.
+Further arguments let ranks do as on a GPU: pieces that are compiled there are compiled for the CPU
+in the configurations that these name, and run as they are written in the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def trained(
 ) -> dict[str, Finished]:
     """Train SMALL with each of these changes; return what each left behind, by name.
 
-    As on a GPU, if names are given: of those whose pieces are compiled to code for the CPU.
+    As on a GPU, if names are given: of those whose pieces are compiled.
     """
     asked = folder / "asked.json"
     asked.write_text(json.dumps(changes))
@@ -147,17 +147,12 @@ def _played(chunk: Any, batch: Any, hidden: Any) -> Any:
     return graph._InFlight(*passes, static, received, output, gradient)
 
 
-def _traced(compiler: Callable[..., Any], function: Any, *, dynamic: Any = None, **_: Any) -> Any:
-    """Compile a function up to the graphs of its passes, which run operation by operation."""
-    return compiler(function, dynamic=dynamic, backend="aot_eager")
-
-
-def _as_on_a_gpu(to_code: bool, _: int) -> None:
+def _as_on_a_gpu(compiled: bool, _: int) -> None:
     """Let pieces be compiled and passes replayed; where a norm is compiled, average gradients."""
     import torch
 
-    if not to_code:
-        torch.compile = partial(_traced, torch.compile)
+    if not compiled:
+        torch.compile = lambda function, **_: function
     from scalebook.train.model import graph, megatron_config, switches
     from scalebook.train.world import World
 
