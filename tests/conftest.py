@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -19,6 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# What is imported and collected lives to the end: passes over it would find nothing, at a third of
+# the time of a collection. Tests make little garbage next to what they hold.
+gc.disable()
+YOUNG_OBJECTS = 20_000  # before a pass over them, in place of 700
+
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT.parent / "shared" / "facts"
 # Folders of tests that train, start processes, fit rates or damage every file of a run.
@@ -35,6 +41,13 @@ def root() -> Path:
 def shared() -> Path:
     """The folder of tables of facts that stands next to a developer's checkout."""
     return FACTS.parent
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, only among what tests make."""
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import polars as pl
 import pytest
+from training import environment
 
 import scalebook as sb
 from scalebook import api
@@ -204,7 +205,8 @@ def test_no_other_verb_has_the_name_of_a_part_of_the_package():
 
 
 @pytest.mark.slow
-def test_run_trains_and_returns_its_record(tmp_path: Path):
+def test_run_trains_and_returns_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
     small = {"sequence_length": 64, "global_batch_size": 2, "steps": 2, "warmup_steps": 0}
     found = sb.run("tiny-llama", "cpu", runs=tmp_path, world_size=1, **small)
     assert found.record.status == "completed"

@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
     "model": "tiny-llama",
     "world_size": 1,
     "micro_batch_size": 1,
-    "global_batch_size": 4,
+    "global_batch_size": 2,
     "sequence_length": 16,
     "precision": "fp32",
     "steps": 4,

@@ -2,7 +2,8 @@
 
 Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
 configuration gets a folder, named by its place in the file, with what a run leaves and its log.
-A third argument lets the pieces that are compiled for GPUs be compiled for the CPU where asked for.
+Further arguments let ranks do as on a GPU: pieces that are compiled there are compiled for the CPU
+in the configurations that these name, and run as they are written in the others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +28,22 @@ LOG, CODE, CONFIG = "log.txt", "code.txt", "config.json"
 
 
 def trained(
-    folder: Path, changes: Mapping[str, Mapping[str, Any]], *, compiled: bool = False
+    folder: Path,
+    changes: Mapping[str, Mapping[str, Any]],
+    *,
+    as_on_a_gpu: Collection[str] | None = None,
 ) -> dict[str, Finished]:
-    """Train SMALL with each of these changes; return what each left behind, by name."""
+    """Train SMALL with each of these changes; return what each left behind, by name.
+
+    As on a GPU, if names are given: of those whose pieces are compiled.
+    """
     asked = folder / "asked.json"
     asked.write_text(json.dumps(changes))
-    command = [sys.executable, __file__, str(asked), str(folder), *(["compiled"] * compiled)]
-    subprocess.run(command, check=True, timeout=900, env=environment())
+    command = [sys.executable, __file__, str(asked), str(folder)]
+    command += [] if as_on_a_gpu is None else ["gpu", *as_on_a_gpu]
+    # Without the processes of a compiler, each of which would import torch for a few lines of code.
+    variables = environment() | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    subprocess.run(command, check=True, timeout=900, env=variables)
     places = {name: folder / str(number) for number, name in enumerate(changes)}
     return {name: _finished(place) for name, place in places.items()}
 
@@ -136,10 +147,12 @@ def _played(chunk: Any, batch: Any, hidden: Any) -> Any:
     return graph._InFlight(*passes, static, received, output, gradient)
 
 
-def _as_on_a_gpu(_: int) -> None:
+def _as_on_a_gpu(compiled: bool, _: int) -> None:
     """Let pieces be compiled and passes replayed; where a norm is compiled, average gradients."""
     import torch
 
+    if not compiled:
+        torch.compile = lambda function, **_: function
     from scalebook.train.model import graph, megatron_config, switches
     from scalebook.train.world import World
 
@@ -161,10 +174,12 @@ def main() -> None:
     from scalebook.config import RunConfig
 
     prepare()
+    if sys.argv[4:]:  # the compiler, which every rank would import again
+        import torch._inductor.compile_fx  # noqa: F401
     folder = Path(sys.argv[2])
-    for number, changes in enumerate(json.loads(Path(sys.argv[1]).read_text()).values()):
+    for number, (name, changes) in enumerate(json.loads(Path(sys.argv[1]).read_text()).items()):
         output = folder / str(number)
-        first = [_as_on_a_gpu] * (len(sys.argv) > 3)
+        first = [partial(_as_on_a_gpu, name in sys.argv[4:])] * (len(sys.argv) > 3)
         code = run(RunConfig(**{**SMALL, **changes}), output, *first)
         (output / CODE).write_text(str(code))
 

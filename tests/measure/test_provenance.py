@@ -217,9 +217,8 @@ def test_the_printed_command_makes_the_run_again(
 ):
     settings = small(steps=4, learning_rate=3e-4, strategy="balanced", sequence_length=64)
     first, second = tmp_path / "first", tmp_path / "second"
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
-        runner.train(settings, RunOptions(runs=str(first)))
+    monkeypatch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
+    runner.train(settings, RunOptions(runs=str(first)))
     (original,) = store.read_runs(first)[0]
     assert main(["reproduce", original.record.run_id, "--runs", str(first), "--json"]) == 0
     recipe = json.loads(capsys.readouterr().out)

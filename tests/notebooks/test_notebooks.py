@@ -217,7 +217,9 @@ def test_papermill_by_hand_makes_and_publishes_a_run_directory(tmp_path: Path):
     }
     for name, value in parameters.items():
         command += ["-p", name, value]
-    subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, check=True)
+    subprocess.run(
+        command, env=environment(stand_in=True), cwd=tmp_path, capture_output=True, check=True
+    )
     (directory,) = store.run_directories(tmp_path / "runs")
     record = store.read_record(directory)
     assert record.status == "completed"

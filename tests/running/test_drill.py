@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from train_worlds import SMALL
-from training import wait_for
+from training import environment, wait_for
 
 from scalebook import cli, store
 from scalebook.config import RunConfig
@@ -47,7 +47,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(runs: Path) -> store.Run:
     """The same training, not interrupted and without any checkpoint."""
-    return drill.reference(CONFIG.model_copy(update={"checkpoint_interval": 0}), runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
+        return drill.reference(CONFIG.model_copy(update={"checkpoint_interval": 0}), runs)
 
 
 @pytest.fixture(scope="module")

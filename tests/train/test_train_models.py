@@ -137,7 +137,7 @@ def runs(small_models: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     changes: dict[str, dict[str, Any]] = {}
     for name in TRAINED:
         shape = KINDS[name]
-        base = {"model": f"small-{name}", "steps": 2, "warmup_steps": 0}
+        base = {"model": f"small-{name}", "steps": 2, "warmup_steps": 0, "global_batch_size": 2}
         changes[name] = {**base, **_ours(shape)}
         changes[f"{name}, plain"] = {**base, **_plain(shape), "mtp_layers": shape.mtp_layers}
     for layout, (name, more) in LAYOUTS.items():
