@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from scalebook.errors import TrackerError, not_installed
 from scalebook.measure import registered
 from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics.window import measured_steps
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
 from scalebook.store import Run
@@ -113,8 +116,24 @@ def _tags(run: Run, found: RunMetrics) -> dict[str, str]:
     tags = {"run_id": record.run_id, "status": found.status, "source": record.source}
     versions = ((name, record.environment.get(name)) for name in _VERSIONS)
     tags |= {name: str(value) for name, value in versions if value is not None}
+    tags["phases"] = _phases(Steps.of(run.steps))
     reasons = ((name, getattr(found, name)) for name in ("reason", "cause", *_REASONS))
     return tags | {name: scrub(str(value), {}) for name, value in reasons if value}
+
+
+def _phases(steps: Steps) -> str:
+    """Return which steps count and what the others are; one that waited for a checkpoint stalled.
+
+    Such as "startup 1-1, warmup 2-5, measured 6-30".
+    """
+    counted = set(measured_steps(steps).numbers("step"))
+    each = zip(steps.phases(), steps.numbers("step"), strict=True)
+    named = (("stalled" if phase == "measured" and step not in counted else phase, step)
+             for phase, step in each)  # fmt: skip
+    spans = (
+        (phase, [int(step) for _, step in span]) for phase, span in groupby(named, itemgetter(0))
+    )
+    return ", ".join(f"{phase} {span[0]}-{span[-1]}" for phase, span in spans)
 
 
 def _summary(found: RunMetrics) -> dict[str, float]:

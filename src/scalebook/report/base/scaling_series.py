@@ -99,12 +99,12 @@ def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
 
 def point(row: Row) -> ScalingPoint:
     """Return a run as laws of scaling take it."""
-    nodes, world_size = row["nodes"] or 1, row["world_size"]
+    nodes, world_size = row["nodes"], row["world_size"]
     batch = row["global_batch_size"]
     return ScalingPoint(
         world_size,
         row["tokens_per_second"],
-        nodes=min(max(nodes, 1), world_size),
+        nodes=min(max(nodes, 1), world_size) if nodes else None,
         global_batch_size=batch if batch is not None and batch >= 1 else None,
         label=row["run_id"],
     )
