@@ -69,7 +69,7 @@ def test_a_shift_is_counted_in_measured_steps_and_a_window_named_by_step_numbers
     lines[:10] = [line.replace("measured", "warmup") for line in lines[:10]]
     (path / "steps.jsonl").write_text("\n".join(lines) + "\n")
     said = measure(read_run(path)).throughput_reason or ""
-    assert "The level shifts after 50 of 190 measured steps: they take 1e+02 % more" in said
+    assert "The level shifts after 50 of 190 measured steps: they take 100 % more" in said
     assert "The longest level is steps 61 to 200" in said
 
 

@@ -435,12 +435,12 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
     """Return why a series has no steady state, and what to do."""
     start = minimum + settled.start
     left = max(len(seconds) - start, 0)
-    percent = f"{100 * abs(settled.change):.2g} %"
+    percent = f"{float(f'{100 * abs(settled.change):.2g}'):g} %"
     more = "more" if settled.change > 0 else "less"
     if settled.at is not None:  # a shift, which alone is at one step
         return (
-            f"The level shifts after {settled.at} of {len(seconds) - minimum} measured steps: they take "
-            f"{percent} {more} from there on. Find what changed, or measure only one level."
+            f"The level shifts after {settled.at} of {len(seconds) - minimum} measured steps: they "
+            f"take {percent} {more} from there on. Find what changed, or measure only one level."
         )
     if settled.problem == "drift":
         return (

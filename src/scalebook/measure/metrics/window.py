@@ -188,7 +188,8 @@ def _apart(seconds: Sequence[float]) -> str | None:
     if abs(change) <= UNLIKE:
         return None
     more = "more" if change > 0 else "less"
-    return f"The later half of the steps takes {100 * abs(change):.2g} % {more} than the earlier."
+    much = f"{float(f'{100 * abs(change):.2g}'):g} %"
+    return f"The later half of the steps takes {much} {more} than the earlier."
 
 
 def _no_window(record: RunRecord, steps: Steps) -> str | None:

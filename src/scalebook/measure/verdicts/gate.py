@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -31,6 +32,7 @@ Outcome = Literal[
     "loss left the band",
 ]  # fmt: skip
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up", "loss left the band")
+_NEAREST, _SHOWN = 100, 6  # configurations of a side that are compared; differences named
 MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
@@ -68,6 +70,8 @@ def check(
     tolerance: float = 0.0,
     must_see: float = MUST_SEE,
     starts: float | None = None,
+    *,
+    apart: bool = False,
 ) -> tuple[GateCheck, ...]:
     """Return one check per configuration of either folder, in the order of their names.
 
@@ -76,7 +80,8 @@ def check(
     ``starts`` replaces the assumed spread from start to start.
 
     Raises:
-        RecordError: no configuration is in both folders, or ``must_see`` is within ``tolerance``.
+        RecordError: no configuration is in both folders, unless they may be ``apart``, or
+            ``must_see`` is within ``tolerance``.
     """
     if must_see <= tolerance:
         raise RecordError(
@@ -85,18 +90,8 @@ def check(
         )
     before, now = _sides(baseline), _sides(current)
     shared = [key for key in before if key in now]
-    if not shared:
-        runs = [*baseline, *current]
-        logs = sum(run.record.source == "ingested" for run in runs)
-        way = "Run the same configuration again on the same device; 'scalebook list' shows both."
-        if logs:
-            way = (
-                f"{logs} of {len(runs)} runs are ingested: a log does not state its whole "
-                "configuration, so no other run is known to repeat it. Compare two of them with "
-                "'scalebook compare'."
-            )
-        counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
-        raise RecordError(f"No configuration of {counts}. {way}")
+    if not shared and not apart:
+        raise RecordError(nothing_shared(baseline, current))
     rated = sum(bool(before[key].steps and now[key].steps) for key in shared)
     level = 1 - 0.05 / max(rated, 1)
     limits = _Limits(level, tolerance, must_see, starts)
@@ -108,6 +103,38 @@ def check(
         if key not in before
     ]
     return tuple(sorted(checks, key=lambda one: one.name))
+
+
+def nothing_shared(baseline: Sequence[Run], current: Sequence[Run]) -> str:
+    """Return that no configuration is in both folders, and in what the nearest two differ."""
+    before, now = (
+        [side.records[0] for side in _sides(runs).values()] for runs in (baseline, current)
+    )
+    runs = [*baseline, *current]
+    logs = sum(run.record.source == "ingested" for run in runs)
+    way = "Run the same configuration again on the same device; 'scalebook list' shows both."
+    if logs:
+        way = (
+            f"{logs} of {len(runs)} runs are ingested: a log does not state its whole "
+            "configuration, so no other run is known to repeat it. Compare two of them with "
+            "'scalebook compare'."
+        )
+    counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
+    sides = ([identity.parts(one) for one in side[:_NEAREST]] for side in (before, now))
+    nearest = min((_apart(old, new) for old, new in product(*sides)), key=len, default=[])
+    words = f" The nearest two differ in {', '.join(nearest[:_SHOWN])}" if nearest else ""
+    words += f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
+    return f"No configuration of {counts}.{words}{'.' if words else ''} {way}"
+
+
+def _apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return in which parts two configurations differ: ``GPUs (8, was 4)``."""
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    said = [["not stated" if one.get(n) is None else one[n] for one in (new, old)] for n in names]
+    named = (SETTINGS[name].words if name in SETTINGS else name for name in names)
+    return [
+        f"{words} ({now}, was {before})" for words, (now, before) in zip(named, said, strict=True)
+    ]
 
 
 def check_losses(

@@ -51,6 +51,9 @@ def of(data: ReportData) -> Against:
 
 def summary(found: Against) -> Markup:
     """Return the sentence on top, and how sure it is."""
+    if found.apart:
+        head = paragraphs(sentence(found), style="sb-headline") + paragraphs(found.apart)
+        return head + callout("Not read", found.unread)
     judged = sum(one.verdict is not None for one in found.checks)
     note = Markup(
         "The new runs are compared with those of <code>{}</code>. The {} hold together at "
