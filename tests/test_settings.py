@@ -50,7 +50,7 @@ def nodes_of(*places: str) -> list[ast.AST]:
 
 
 def read_of(nodes: Iterable[ast.AST], owners: tuple[str, ...]) -> set[str]:
-    """Return which attributes are read of what is named so: ``config.seed``, ``self.config.seed``."""
+    """Return which attributes are read of what is named so, such as ``self.config.seed``."""
     reads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
     return {n.attr for n in reads if ast.unparse(n.value).rpartition(".")[2] in owners}
 

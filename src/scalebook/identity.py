@@ -121,11 +121,6 @@ def configuration(record: RunRecord) -> str | None:
     return _key(*_configuration(record, record.asked))
 
 
-def parts(record: RunRecord) -> dict[str, Any]:
-    """Return what ``configuration`` is made of, by name."""
-    return _configuration(record, record.asked)[0]
-
-
 def repeat(record: RunRecord) -> str | None:
     """Return what repeats share: configuration and software, as it ran where that was left open."""
     found, needed = _configuration(record, record.in_force)

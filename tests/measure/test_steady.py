@@ -598,8 +598,8 @@ def test_the_imbalance_of_a_window_is_what_a_part_of_a_period_moves_its_mean():
 SENTENCES = [
     (
         Settled(3, "shift", 0.08, at=20), 5, 60,
-        "The level shifts after 20 of 55 measured steps: they take 8 % more from there on. Find what "
-        "changed, or measure only one level.",
+        "The level shifts after 20 of 55 measured steps: they take 8 % more from there on. Find "
+        "what changed, or measure only one level.",
     ),
     (
         Settled(3, "drift", -0.021), 5, 60,

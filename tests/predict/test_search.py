@@ -160,7 +160,7 @@ def test_a_layout_that_rests_on_an_assumption_comes_after_taught_ones_unless_sur
         )
         for rate, high, why in rates
     ]
-    ranked = sorted(found, key=lambda one: search.order(one, 110, one.assumed))
+    ranked = sorted(found, key=lambda one: search.order(one, 110))
     # The lower end of 150 is 140.6, above 110; that of 105 is 95.9.
     assert [one.tokens_per_second_per_gpu for one in ranked] == [150, 100, 90, 105]
 

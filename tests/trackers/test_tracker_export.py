@@ -22,6 +22,8 @@ from scalebook import store
 from scalebook.cli import main
 from scalebook.errors import TrackerError
 from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.ingest.log_config import observe
+from scalebook.logs.ingest.steps import steps_of
 from scalebook.measure.metrics import measure
 from scalebook.report.base import frames
 from scalebook.trackers import Target, export, exported, log_run, opener, parse_target, wire
@@ -111,14 +113,12 @@ def test_a_run_without_a_rate_returns_without_one(tmp_path: Path):
     assert other.throughput_reason == one.throughput_reason
 
 
-def test_phases_that_do_not_name_every_step_are_not_used():
-    """A tracker that cuts a long text leaves steps 4 and 5 without a phase."""
-    rows = [{"step": at, "loss": 2.0, "step_seconds": 1.0} for at in range(1, 6)]
-    for said, notes in (("measured 1-3", 1), ("warmup 1-1, measured 2-5", 0)):
-        read = TrackedRun(Path("r"), rows=rows, parameters={"scalebook/phases": said})
-        (job,) = content("mlflow", read, None).jobs
-        assert len([one for one in job.notes if "do not name every step" in one]) == notes
-        assert job.table.has("phase") is not bool(notes)
+def test_a_phase_that_is_none_is_found_from_the_times():
+    rows = [{"step": at, "step_seconds": 1.0, "phase_code": code}
+            for at, code in enumerate([3.0, 7.0, 1.5, "x", *[2.0] * 8], start=1)]  # fmt: skip
+    (job,) = content("mlflow", TrackedRun(Path("r"), rows=rows), None).jobs
+    phases = [one.phase for one in steps_of(job, observe(job))]
+    assert phases == ["profiled", *["measured"] * 11]
 
 
 def check_mlflow(client) -> None:

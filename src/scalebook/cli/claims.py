@@ -197,11 +197,14 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
 
 def project(options: argparse.Namespace) -> int:
     """Print the scaling table, projections and economics that the arguments allow."""
+    from scalebook.facts import catalog
     from scalebook.measure.economics import Inputs, answers
     from scalebook.measure.scaling import project as project_to
     from scalebook.measure.scaling import table
 
-    per_node = _gpus_per_node(options)
+    per_node = options.gpus_per_node
+    if options.point and options.platform:
+        per_node = per_node or catalog.platform(options.platform).gpus_per_node
     points = [*(_point(text, per_node) for text in options.point), *_result_points(options)]
     stated = stated_inputs(options, tuple(INPUT_HELP))
     if not points and not stated:
@@ -209,16 +212,8 @@ def project(options: argparse.Namespace) -> int:
     if options.to and not points:
         raise ClaimError("--to needs measured runs. Give --point or --results.")
     series = table(points, options.base) if points else None
-    found = [
-        project_to(
-            points,
-            size,
-            limit_factor=options.limit_factor,
-            kind=options.kind,
-            gpus_per_node=per_node,
-        )
-        for size in options.to
-    ]
+    limits = {"limit_factor": options.limit_factor, "kind": options.kind, "gpus_per_node": per_node}
+    found = [project_to(points, size, **limits) for size in options.to]
     replies = answers(Inputs(**_with_projection(stated, found))) if stated else ()
     if options.json:
         values = {"projections": [*map(_projection_value, found)]}
@@ -226,16 +221,6 @@ def project(options: argparse.Namespace) -> int:
     else:
         _print_project(series, found, replies)
     return 0
-
-
-def _gpus_per_node(options: argparse.Namespace) -> int | None:
-    """Return the GPUs of a node: as stated, else those of the platform that a --point is of."""
-    from scalebook.facts import catalog
-
-    if options.gpus_per_node or not (options.point and options.platform):
-        return options.gpus_per_node
-    platform = catalog.platform(options.platform)
-    return None if platform.vendor == "cpu" else platform.gpus_per_node
 
 
 def _point(text: str, per_node: int | None) -> ScalingPoint:

@@ -132,7 +132,7 @@ def predict(options: argparse.Namespace) -> int:
     found = made.answer(config)
     replies = _economics(options, config, plain(found))
     if options.json:
-        more = {"economics": answer_values(replies)} if replies else {}
+        more: dict[str, Any] = {"economics": answer_values(replies)} if replies else {}
         print_json({"layout": _layout(config), **plain(found)} | more)
         return 0
     _print(config, found, made)

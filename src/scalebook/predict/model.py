@@ -139,42 +139,28 @@ class Predictor:
         other = base_name(config, shape) not in {one.model for one in samples}
         return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
 
-    @cached_property
-    def _taught(self) -> Mapping[str, set[str]]:
-        """Which kinds of work the runs of each kind of layout have."""
-        found = defaultdict[str, set[str]](set)
-        for sample in self.fitted.samples:
-            found[sample.layout] |= {kind for kind, value in sample.work.items() if value > 0}
-        return found
-
     def _assumed(self, config: RunConfig, work: Mapping[str, float], total: float) -> Iterator[str]:
         """Yield what is taken to be hidden, with its share of the step, and no run has shown."""
         family = layout(config)
+        alike = [one.work for one in self.fitted.samples if one.layout == family]
         for kind, seconds in work.items() if self.fitted.samples else ():
             hidden = (1 - self.fitted.slowness[kind]) * seconds / total
-            if hidden > _HIDDEN and kind not in self._taught.get(family, ()):
-                yield (
-                    f"Assumption: {KINDS[kind].words}, {100 * hidden:.0f} % of the step, would be "
-                    f"hidden behind other work. No run of this kind of layout ({family}) has "
-                    "shown it."
+            if hidden > _HIDDEN and not any(one.get(kind) for one in alike):
+                words = (
+                    f"Assumption: {KINDS[kind].words}, {100 * hidden:.0f} % of the step, would be"
                 )
+                none = f"No run of this kind of layout ({family}) has shown it."
+                yield f"{words} hidden behind other work. {none}"
 
     def step(
-        self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None
-    ) -> tuple[Mapping[str, float], float]:
+        self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None,
+        work: Amounts | None = None,
+    ) -> tuple[Mapping[str, float], float]:  # fmt: skip
         """Return a step's seconds by kind of work and ``bubble``, and their relative deviation.
 
         The configuration must be legal. ``ran`` names options as a run recorded them.
         """
-        return self._timed(amounts(config, shape, self.machine, ran), config, shape, ran)
-
-    def _timed(
-        self,
-        work: Amounts,
-        config: RunConfig,
-        shape: ModelShape,
-        ran: Mapping[str, Any] | None = None,
-    ) -> tuple[Mapping[str, float], float]:
+        work = work or amounts(config, shape, self.machine, ran)
         device = self.accelerator.name if self.accelerator else ""
         longer = self.fitted.device_factor(device)
         slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
@@ -207,7 +193,7 @@ class Predictor:
     def of_legal(self, config: RunConfig, shape: ModelShape, memory_gib: float) -> Prediction:
         """Return the prediction of a legal configuration that needs so much memory per GPU."""
         work = amounts(config, shape, self.machine)
-        parts, deviation = self._timed(work, config, shape)
+        parts, deviation = self.step(config, shape, work=work)
         seconds = sum(parts.values())
         assumed = tuple(self._assumed(config, work.seconds, seconds))
         rate = config.tokens_per_step / seconds / config.world_size
@@ -377,10 +363,7 @@ def slower_than_parts(
     """
     _, own = rate.placed
     found = predictor(
-        rate.config.platform,
-        rates,
-        probes,
-        leave_out=lambda other: other.placed[1] == own,
+        rate.config.platform, rates, probes, leave_out=lambda other: other.placed[1] == own
     )
     if not found.fitted.samples:
         return None

@@ -25,13 +25,14 @@ _SHARDINGS = (("optimizer", "pass"), ("full", "step"), ("full", "pass"))
 _MOST = 20_000  # layouts of one search
 
 
-def order(one: Any, reach: float, assumed: Sequence[str] = ()) -> tuple[bool, float]:
+def order(one: Any, reach: float) -> tuple[bool, float]:
     """Return what predictions and standings are sorted by: the fastest first.
 
-    One that may not fit, or rests on something ``assumed``, comes after the others, unless even its
-    lower end is above ``reach``, the highest upper end of theirs.
+    One that may not fit, or rests on something ``assumed`` (a standing does not: trials test it),
+    comes after the others, unless even its lower end is above ``reach``, their highest upper end.
     """
-    return (not one.fits or bool(assumed)) and one.low <= reach, -one.tokens_per_second_per_gpu
+    doubtful = not one.fits or bool(getattr(one, "assumed", ()))
+    return doubtful and one.low <= reach, -one.tokens_per_second_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,7 @@ def layouts(
     found = [Candidate(config, made.of_legal(config, shape, gib)) for config, gib in fitting]
     sure = (one.prediction for one in found if one.prediction.fits and not one.prediction.assumed)
     reach = max((one.high for one in sure), default=0.0)
-    found.sort(
-        key=lambda one: (
-            order(one.prediction, reach, one.prediction.assumed), one.config.config_hash()
-        )
-    )  # fmt: skip
+    found.sort(key=lambda one: (order(one.prediction, reach), one.config.config_hash()))
     return Ranking(tuple(found), dict(left_out), least if math.isfinite(least) else None)
 
 

@@ -390,8 +390,8 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    said = sentence or "The process in charge ended without a message (killed, or power was lost)"
-    stop: EndReason = (status, said)
+    said = "The process in charge ended without a message (killed, or power was lost)"
+    stop: EndReason = status, sentence or said
     logs = (progress.last_lines(path, LOG_LINES) for path in sorted(partial.glob("train.log*")))
     full = causes.search([*itertools.chain(*logs)], causes.NO_SPACE)
     if sentence is None and full:

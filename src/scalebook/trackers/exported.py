@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from scalebook.errors import TrackerError, not_installed
 from scalebook.measure import registered
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.measure.metrics.window import measured_steps
+from scalebook.record import PHASES
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
 from scalebook.store import Run
@@ -116,24 +115,8 @@ def _tags(run: Run, found: RunMetrics) -> dict[str, str]:
     tags = {"run_id": record.run_id, "status": found.status, "source": record.source}
     versions = ((name, record.environment.get(name)) for name in _VERSIONS)
     tags |= {name: str(value) for name, value in versions if value is not None}
-    tags["phases"] = _phases(Steps.of(run.steps))
     reasons = ((name, getattr(found, name)) for name in ("reason", "cause", *_REASONS))
     return tags | {name: scrub(str(value), {}) for name, value in reasons if value}
-
-
-def _phases(steps: Steps) -> str:
-    """Return which steps count and what the others are; one that waited for a checkpoint stalled.
-
-    Such as "startup 1-1, warmup 2-5, measured 6-30".
-    """
-    counted = set(measured_steps(steps).numbers("step"))
-    each = zip(steps.phases(), steps.numbers("step"), strict=True)
-    named = (("stalled" if phase == "measured" and step not in counted else phase, step)
-             for phase, step in each)  # fmt: skip
-    spans = (
-        (phase, [int(step) for _, step in span]) for phase, span in groupby(named, itemgetter(0))
-    )
-    return ", ".join(f"{phase} {span[0]}-{span[-1]}" for phase, span in spans)
 
 
 def _summary(found: RunMetrics) -> dict[str, float]:
@@ -153,13 +136,16 @@ def _steps(run: Run) -> tuple[ExportedStep, ...]:
     tokens, ends, clock = steps.numbers("tokens"), steps.ends(), 0.0
     each = steps.numbers("tokens_per_gpu")
     found: list[ExportedStep] = []
-    for at, number in enumerate(steps.numbers("step")):
+    counted = {*measured_steps(steps).numbers("step")}
+    for at, (number, phase) in enumerate(zip(steps.numbers("step"), steps.phases(), strict=True)):
         values = {name: column[at] for name, column in columns.items()}
         seconds = values["step_seconds"]
         clock = ends[at] if not math.isnan(ends[at]) else clock + (seconds if seconds > 0 else 0.0)
         shared = tokens[at] / world if isinstance(world, int) and world > 0 else each[at]
         values["tokens_per_second_per_gpu"] = shared / seconds if seconds > 0 else math.nan
         known = {name: value for name, value in values.items() if not math.isnan(value)}
+        waited = phase == "measured" and number not in counted  # for a checkpoint
+        known["phase_code"] = float(PHASES.index("stalled" if waited else phase))
         found.append(ExportedStep(int(number), clock, known))
     return tuple(found)
 

@@ -32,7 +32,7 @@ _STATUSES = {"3": "FINISHED", "4": "FAILED", "5": "KILLED"}
 _TABLES = {"runs", "params", "tags", "metrics"}
 _ASK_SECONDS, _ASK_TIMES = "20", "2"  # of a server that does not answer: the next run waits
 _AT_ONCE = 500  # of a batch: MLflow takes 1,000 metrics and 100 parameters
-_MOST_TEXT, _MOST_TAG = 500, 5000
+_MOST_TEXT = 500
 
 
 def is_run(path: Path) -> bool:
@@ -192,7 +192,7 @@ def write(run: RunExport, place: str) -> None:
     experiment = tracker.get_experiment_by_name("scalebook")
     where = experiment.experiment_id if experiment else tracker.create_experiment("scalebook")
     start, end = (int(1e3 * seconds) for seconds in run.seconds)
-    tags = {name: value[:_MOST_TAG] for name, value in run.named_tags.items()}
+    tags = {name: value[:_MOST_TEXT] for name, value in run.named_tags.items()}
     made = tracker.create_run(where, start_time=start, run_name=run.run_id, tags=tags)
     _log(tracker, entities, made.info.run_id, run, end)
     status = "FINISHED" if run.tags["status"] == "completed" else "FAILED"

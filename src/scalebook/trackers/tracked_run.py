@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,17 +19,14 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent
 from scalebook.logs.dialects.rows import Rows, flat, is_known, tell
-from scalebook.logs.job import Job
-from scalebook.logs.numbers import MISSING
 from scalebook.logs.source import Source
-from scalebook.record import PHASES, Phase, Status
+from scalebook.record import Status
 from scalebook.trackers.exported import TAG
 
 MOST_VALUES = 5_000_000  # numbers of one run that are held at once
 MOST_PARAMETERS = 10_000
 _TOGETHER = 1000  # rows that are turned into text at once
 _NONE: frozenset[str] = frozenset()
-_SPAN = re.compile(r"\b([a-z]+) (\d{1,18})-(\d{1,18})\b")
 
 
 @dataclass(slots=True)
@@ -126,7 +120,6 @@ def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> Fil
     jobs = reader.read(source)
     for note in (*run.notes, *source.notes):
         jobs[-1].note(note)
-    _tell_phases(jobs[-1], str(run.parameters.get(f"{TAG}phases", "")))
     if reason := run.parameters.get(f"{TAG}throughput_reason"):
         jobs[-1].details["withheld"] = str(reason)[:500]
     ending = _own_ending(run.parameters) or run.ending
@@ -135,20 +128,6 @@ def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> Fil
     said = json.dumps([source.digest(), run.parameters], sort_keys=True, default=str)
     digest = hashlib.sha256(said.encode()).hexdigest()
     return FileContent(run.path, kind, jobs, digest, source.tail())
-
-
-def _tell_phases(job: Job, said: str) -> None:
-    """Give each record the phase that a run of ours recorded, if the text says it of all."""
-    spans = sorted((int(first), int(last), PHASES.index(cast("Phase", phase)))
-                   for phase, first, last in _SPAN.findall(said) if phase in PHASES)  # fmt: skip
-    found: list[float] = []
-    for step in job.table.column("step"):
-        at = bisect_right(spans, step, key=lambda span: span[0]) - 1
-        found.append(spans[at][2] if at >= 0 and step <= spans[at][1] else MISSING)
-    if any(map(math.isnan, found)) and said:
-        job.note("The recorded phases do not name every step: warm-up is found from step times.")
-    elif said:
-        job.table.set_column("phase", found)
 
 
 def _own_ending(parameters: Mapping[str, object]) -> Ending | None:

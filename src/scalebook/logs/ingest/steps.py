@@ -65,7 +65,7 @@ def _stalls(
 
 
 def _phase(job: Job, row: int, warmup: int, stalls: set[int], recorded: float) -> Phase:
-    if not math.isnan(recorded):
+    if recorded in range(len(PHASES)):
         return PHASES[int(recorded)]
     first = job.first_step
     if row == 0 and (first is None or first <= 1) and len(job.table) > 1:
@@ -101,7 +101,7 @@ def steps_of(job: Job, known: LogConfig) -> Iterator[StepRecord]:
     usual = median(there) if there else None
     warmup = _warmup(seconds, usual)
     stalls = _stalls(seconds, usual, warmup, job.table.column("held"))
-    recorded = job.table.column("phase")  # of a run of ours that comes back from a tracker
+    recorded = job.table.column("phase_code")  # of a run of ours that comes back from a tracker
     shift = 1 if job.first_step == 0 else 1 - job.first_number
     for index in range(len(job.table)):
         row = job.table.row(index)

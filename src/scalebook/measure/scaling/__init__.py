@@ -219,16 +219,12 @@ def _refusal(
     if world_size <= limit:
         return None
     if world_size <= max(sizes) * factor:
-        need = f"the network that {world_size} GPUs may need"
-        if not all(point.nodes for point in points):
-            return (
-                f"No run is known to span two nodes, so nothing is known about {need}. State the "
-                "nodes of each run, or the GPUs of a node."
-            )
-        return (
-            f"Every run was on one node of at most {max(sizes)} GPUs, which says nothing about "
-            f"{need}. Measure two nodes, or give the GPUs of a node."
-        )
+        about = f"about the network that {world_size} GPUs may need"
+        if all(point.nodes for point in points):
+            known = f"Every run was on one node of at most {max(sizes)} GPUs, which says nothing"
+            return f"{known} {about}. Measure two nodes, or give the GPUs of a node."
+        known = "No run is known to span two nodes, so nothing is known"
+        return f"{known} {about}. State the nodes of each run, or give the GPUs of a node."
     return (
         f"{world_size} GPUs are {world_size / max(sizes):.3g} times the largest measured run "
         f"({max(sizes)}); the limit is {factor:g} times, {limit} GPUs. Measure a larger run."

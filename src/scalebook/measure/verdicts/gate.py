@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -32,7 +32,7 @@ Outcome = Literal[
     "loss left the band",
 ]  # fmt: skip
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up", "loss left the band")
-_NEAREST, _SHOWN = 100, 6  # configurations of a side that are compared; differences named
+_NEAREST, _SHOWN = 30, 6  # configurations of a side that are compared; differences named
 MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
@@ -71,7 +71,7 @@ def check(
     must_see: float = MUST_SEE,
     starts: float | None = None,
     *,
-    apart: bool = False,
+    apart: bool = False,  # whether folders may share nothing
 ) -> tuple[GateCheck, ...]:
     """Return one check per configuration of either folder, in the order of their names.
 
@@ -80,8 +80,7 @@ def check(
     ``starts`` replaces the assumed spread from start to start.
 
     Raises:
-        RecordError: no configuration is in both folders, unless they may be ``apart``, or
-            ``must_see`` is within ``tolerance``.
+        RecordError: no configuration is in both folders, or ``must_see`` is within ``tolerance``.
     """
     if must_see <= tolerance:
         raise RecordError(
@@ -107,9 +106,8 @@ def check(
 
 def nothing_shared(baseline: Sequence[Run], current: Sequence[Run]) -> str:
     """Return that no configuration is in both folders, and in what the nearest two differ."""
-    before, now = (
-        [side.records[0] for side in _sides(runs).values()] for runs in (baseline, current)
-    )
+    sides = (_sides(runs).values() for runs in (baseline, current))
+    before, now = ([one.records[0] for one in side] for side in sides)
     runs = [*baseline, *current]
     logs = sum(run.record.source == "ingested" for run in runs)
     way = "Run the same configuration again on the same device; 'scalebook list' shows both."
@@ -120,21 +118,15 @@ def nothing_shared(baseline: Sequence[Run], current: Sequence[Run]) -> str:
             "'scalebook compare'."
         )
     counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
-    sides = ([identity.parts(one) for one in side[:_NEAREST]] for side in (before, now))
-    nearest = min((_apart(old, new) for old, new in product(*sides)), key=len, default=[])
-    words = f" The nearest two differ in {', '.join(nearest[:_SHOWN])}" if nearest else ""
-    words += f" and {len(nearest) - _SHOWN} more" if len(nearest) > _SHOWN else ""
-    return f"No configuration of {counts}.{words}{'.' if words else ''} {way}"
-
-
-def _apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return in which parts two configurations differ: ``GPUs (8, was 4)``."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    said = [["not stated" if one.get(n) is None else one[n] for one in (new, old)] for n in names]
-    named = (SETTINGS[name].words if name in SETTINGS else name for name in names)
-    return [
-        f"{words} ({now}, was {before})" for words, (now, before) in zip(named, said, strict=True)
+    named = {name: row.words for name, row in SETTINGS.items()} | {"accelerator": "accelerator"}
+    pairs = product(now[:_NEAREST], before[:_NEAREST])
+    found = ([d for d in differences([new], [old]) if d.name in named] for new, old in pairs)
+    nearest = [
+        f"{named[one.name]} ({one.a or 'not stated'}, was {one.b or 'not stated'})"
+        for one in min(found, key=len, default=[])[:_SHOWN]
     ]
+    words = f" The nearest two differ in {', '.join(nearest)}." if nearest else ""
+    return f"No configuration of {counts}.{words} {way}"
 
 
 def check_losses(

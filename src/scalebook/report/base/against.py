@@ -95,8 +95,8 @@ def read_against(old: Path, new: Path) -> Against:
         raise ReportError(f"{old} contains no run. Give a folder of older runs with --against.")
     now, _ = read_runs(new)
     found = check(before, now, apart=True)
-    both = any(one.baseline_runs and one.current_runs for one in found)
-    apart = "" if both else nothing_shared(before, now)
+    shared = any(one.baseline_runs and one.current_runs for one in found)
+    apart = "" if shared else nothing_shared(before, now)
     said = tuple(problem.replace(f"{old}/", "") for problem in problems)
     return Against(old.resolve().name, found, tuple(history((*before, *now))), said, apart)
 
