@@ -212,7 +212,8 @@ def project(options: argparse.Namespace) -> int:
     if options.to and not points:
         raise ClaimError("--to needs measured runs. Give --point or --results.")
     series = table(points, options.base) if points else None
-    limits = {"limit_factor": options.limit_factor, "kind": options.kind, "gpus_per_node": per_node}
+    limits: dict[str, Any] = {"kind": options.kind, "gpus_per_node": per_node}
+    limits["limit_factor"] = options.limit_factor
     found = [project_to(points, size, **limits) for size in options.to]
     replies = answers(Inputs(**_with_projection(stated, found))) if stated else ()
     if options.json:

@@ -146,11 +146,8 @@ class Predictor:
         for kind, seconds in work.items() if self.fitted.samples else ():
             hidden = (1 - self.fitted.slowness[kind]) * seconds / total
             if hidden > _HIDDEN and not any(one.get(kind) for one in alike):
-                words = (
-                    f"Assumption: {KINDS[kind].words}, {100 * hidden:.0f} % of the step, would be"
-                )
-                none = f"No run of this kind of layout ({family}) has shown it."
-                yield f"{words} hidden behind other work. {none}"
+                what = f"{KINDS[kind].words}, {100 * hidden:.0f} % of the step, would be hidden"
+                yield f"Assumption: {what}. No run of this kind of layout ({family}) has shown it."
 
     def step(
         self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None,

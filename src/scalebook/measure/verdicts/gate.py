@@ -123,7 +123,7 @@ def nothing_shared(baseline: Sequence[Run], current: Sequence[Run]) -> str:
     found = ([d for d in differences([new], [old]) if d.name in named] for new, old in pairs)
     nearest = [
         f"{named[one.name]} ({one.a or 'not stated'}, was {one.b or 'not stated'})"
-        for one in min(found, key=len, default=[])[:_SHOWN]
+        for one in min(found, key=len, default=())[:_SHOWN]
     ]
     words = f" The nearest two differ in {', '.join(nearest)}." if nearest else ""
     return f"No configuration of {counts}.{words} {way}"
