@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 
 import annotated_types
@@ -40,6 +41,46 @@ def test_a_setting_that_changes_what_is_computed_is_work():
     assert {row.name for row in SETTINGS.values() if "FLOPs" in row.affects} <= {
         *settings.names("work")
     }
+
+
+def nodes_of(*places: str) -> list[ast.AST]:
+    """Return the syntax of the modules at these places of the source."""
+    paths = [path for place in places for path in sorted(SOURCE.glob(place))]
+    return [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+
+
+def read_of(nodes: Iterable[ast.AST], owners: tuple[str, ...]) -> set[str]:
+    """Return which attributes are read of what is named so, such as ``self.config.seed``."""
+    reads = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    return {n.attr for n in reads if ast.unparse(n.value).rpartition(".")[2] in owners}
+
+
+def implemented(*places: str) -> set[str]:
+    """Return what code reads of a configuration: by itself, or by what config.py defines."""
+    nodes = nodes_of(*places)
+    found = read_of(nodes, ("config", "run", "asked"))
+    called = [n for n in nodes if isinstance(n, ast.Call)]
+    found |= {n.func.id for n in called if isinstance(n.func, ast.Name)}
+    arguments = (one for n in called for one in n.args if isinstance(one, ast.Constant))
+    found |= {n.value for n in arguments} & set(settings.SWITCHES)  # decide("fused_norm", ...)
+    own = [n for n in nodes_of("config.py") if isinstance(n, ast.FunctionDef)]
+    for _ in own:  # one may use another
+        used = (read_of(ast.walk(n), ("self", "config")) for n in own if n.name in found)
+        found = found.union(*used)
+    return found
+
+
+READ = implemented("train/**/*.py", "running/**/*.py")
+
+
+@pytest.mark.parametrize("name", RunConfig.model_fields)
+def test_each_setting_is_read_by_the_trainer_or_by_what_runs_it(name):
+    assert name in READ, f"{name} is a setting that nothing implements"
+
+
+def test_a_setting_that_only_has_a_row_is_not_read():
+    assert not set(RunConfig.model_fields) & implemented("step_columns.py")
+    assert "learning_rate" not in implemented("running/**/*.py")  # only the trainer reads it
 
 
 def test_a_switch_is_left_open_by_default():

@@ -21,6 +21,7 @@ Status = Literal[
 Source = Literal["measured", "ingested", "simulated", "published", "inferred"]
 # stalled: of an ingested log, held up by a profiler, a checkpoint, an evaluation or a compilation
 Phase = Literal["startup", "warmup", "measured", "profiled", "stalled"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 LARGEST = 2**53  # no size, count or time of a run is larger; whole numbers to here are exact floats
 _OVERFLOWS = 1e300  # sums and products of such may be no number

@@ -16,14 +16,14 @@ from functools import cache, partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast, get_args, overload
+from typing import Any, cast, overload
 
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator
 from pydantic_core import core_schema as schema
 
 from scalebook import host, untrusted
-from scalebook.record import LARGEST, Phase, StepRecord, finite
+from scalebook.record import LARGEST, PHASES, Phase, StepRecord, finite
 
 Numbers = Sequence[float]  # an array of doubles or a view of one
 
@@ -33,8 +33,7 @@ _LEARNT = ("loss", "grad_norm", "learning_rate")
 _PLAIN = (*_WHOLE, *_FIGURES, *_LEARNT)
 _NEVER_NONE = ("step", "restart")
 _END, _AT, _WIDTH, _PART = "finished_at", "ranks at", "ranks", "part "
-_PHASES: tuple[Phase, ...] = get_args(Phase)
-_CODES = {phase: code for code, phase in enumerate(_PHASES)}
+_CODES = {phase: code for code, phase in enumerate(PHASES)}
 _MOST_NAMED = 20  # lines that are none: a file of others may have millions
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
@@ -100,7 +99,7 @@ class Steps(Sequence[StepRecord]):
 
     def phases(self) -> Iterator[Phase]:
         """Yield the phase of each step."""
-        return map(_PHASES.__getitem__, self._phases)
+        return map(PHASES.__getitem__, self._phases)
 
     def skipped(self) -> list[bool]:
         """Return whether the optimizer refused each step."""
@@ -171,7 +170,7 @@ class Steps(Sequence[StepRecord]):
         parts = {name: self.part(name)[index] for name in self.part_names()}
         return StepRecord.model_construct(
             **values,
-            phase=_PHASES[self._phases[index]],
+            phase=PHASES[self._phases[index]],
             skipped=bool(self._skipped[index]),
             rank_step_seconds=tuple(self._rank_times(index)),
             part_seconds={name: value for name, value in parts.items() if not math.isnan(value)},
@@ -395,7 +394,7 @@ def _rows() -> SchemaValidator:
         **{name: whole if name in _NEVER_NONE else or_none(whole) for name in _WHOLE},
         **{name: or_none(figure) for name in _FIGURES},
         **{name: or_none(learnt) for name in _LEARNT},
-        "phase": schema.literal_schema(list(_PHASES)),
+        "phase": schema.literal_schema(list(PHASES)),
         "skipped": schema.bool_schema(strict=True),
         "rank_step_seconds": schema.list_schema(figure),
         "part_seconds": schema.dict_schema(schema.str_schema(), figure),

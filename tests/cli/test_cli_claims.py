@@ -119,6 +119,38 @@ def test_projection_prints_its_interval_and_refuses_beyond_the_limit(capsys):
     assert document["economics"] == {}
 
 
+UNKNOWN = ("--point", "8:88000", "--point", "32:340000", "--point", "64:640000", "--kind", "weak")
+
+
+def test_points_without_nodes_have_unknown_nodes_and_say_nothing_about_the_network(capsys):
+    code, out, _ = run(capsys, "project", *UNKNOWN, "--to", "128")
+    assert code == 0
+    assert "Base: 8 GPUs on unknown nodes at 88,000 tokens/s" in out
+    assert [line.split()[1] for line in out.splitlines()[2:5]] == ["unknown"] * 3
+    assert "128 GPUs: no projection. No run is known to span two nodes" in out
+    assert "State the nodes of each run" in out
+
+
+@pytest.mark.parametrize("how", [("--platform", "h100"), ("--gpus-per-node", "8")])
+def test_the_size_of_a_node_gives_the_nodes_of_points_without_them(capsys, how):
+    code, out, _ = run(capsys, "project", *UNKNOWN, *how, "--point", "16:170000:4", "--to", "128")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[2:6]] == [
+        ["8", "1"], ["16", "4"], ["32", "4"], ["64", "8"],
+    ]  # fmt: skip
+    assert "128 GPUs: no projection" not in out
+
+
+def test_nodes_that_result_rows_lack_are_unknown(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    rows = [{"run_id": "a", "world_size": 1, "tokens_per_second": 10.0, "nodes": None},
+            {"run_id": "b", "world_size": 16, "tokens_per_second": 150.0}]  # fmt: skip
+    path.write_text(json.dumps(rows))
+    _, out, _ = run(capsys, "project", "--results", str(path), "--json")
+    found = [row["point"]["nodes"] for row in json.loads(out)["scaling"]["rows"]]
+    assert found == [1, None]  # one GPU is on one node
+
+
 def test_projection_reads_well(capsys):
     _, out, _ = run(capsys, "project", *SERIES, "--to", "64", "--to", "256")
     assert "Base: 1 GPU on 1 node at 34,086 tokens/s. Scaling: weak" in out

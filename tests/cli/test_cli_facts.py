@@ -198,6 +198,8 @@ BAD = {
     "catalog without a file": ((*FLOPS, "--catalog"), "expected one argument"),
     "recover": (("recover", "--runs", "none"), "No folder of runs at none."),
     "status": (("status", "--runs", "none"), "No folder of runs at none."),
+    "status that watches": (("status", "--watch", "--runs", "none"), "No folder of runs at none."),
+    "serve": (("serve", "--runs", "none"), "No folder of runs at none."),
     "recommend": ((*ASKED, "--runs", "none"), "No folder of runs at none."),
     "tune": (("tune", *ASKED[1:], "--runs", "none", "--dry-run"), "No folder of runs at none."),
     "port": (

@@ -139,8 +139,7 @@ def test_a_shift_is_refused_with_its_place_and_size():
     before, after = jittered(60, deviation=1e-4), jittered(60, 2, deviation=1e-4)
     found = find_steady([*before, *(1.08 * value for value in after)])
     assert found.problem == "shift"
-    assert "shifts at step 60 of 120" in found.reason
-    assert "steps take 8" in found.reason
+    assert "shifts after 60 of 120 measured steps: they take 8" in found.reason
     assert "more from there on" in found.reason
 
 
@@ -599,8 +598,8 @@ def test_the_imbalance_of_a_window_is_what_a_part_of_a_period_moves_its_mean():
 SENTENCES = [
     (
         Settled(3, "shift", 0.08, at=20), 5, 60,
-        "The level shifts at step 25 of 60: steps take 8 % more from there on. Find what changed, "
-        "or measure only one level.",
+        "The level shifts after 20 of 55 measured steps: they take 8 % more from there on. Find "
+        "what changed, or measure only one level.",
     ),
     (
         Settled(3, "drift", -0.021), 5, 60,

@@ -57,8 +57,20 @@ def test_a_series_with_two_levels_has_no_rate_and_the_longest_is_offered(tmp_pat
     two = read_run(tmp_path / "two")
     _, brief = throughput(two.record, measured_steps(two.steps), interval=False)
     assert brief is not None
-    assert "The level shifts at step 60" in brief
+    assert "The level shifts after 60 of 200 measured steps" in brief
     assert "--window" not in brief  # to look for it takes as long as all else
+
+
+def test_a_shift_is_counted_in_measured_steps_and_a_window_named_by_step_numbers(tmp_path: Path):
+    """Of 200 steps the first 10 are warm-up: 50 measured steps lie before the shift."""
+    path = tmp_path / "two"
+    run(path)
+    lines = (path / "steps.jsonl").read_text().splitlines()
+    lines[:10] = [line.replace("measured", "warmup") for line in lines[:10]]
+    (path / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    said = measure(read_run(path)).throughput_reason or ""
+    assert "The level shifts after 50 of 190 measured steps: they take 100 % more" in said
+    assert "The longest level is steps 61 to 200" in said
 
 
 def test_the_rate_of_a_chosen_window_is_over_its_steps_and_says_so(tmp_path: Path):
@@ -103,7 +115,7 @@ def test_the_spread_of_the_steps_is_that_of_the_window(tmp_path: Path):
 
 def test_a_chosen_window_over_a_shift_or_without_a_step_has_no_rate(tmp_path: Path):
     across = measure(run(tmp_path / "across", (1, 200)))
-    assert "The level shifts at step 60" in (across.throughput_reason or "")
+    assert "The level shifts after 60 of 200 measured steps" in (across.throughput_reason or "")
     beyond = measure(run(tmp_path / "beyond", (300, 400)))
     assert "No measured step lies in the window that was chosen, steps 300 to 400" in (
         beyond.throughput_reason or ""

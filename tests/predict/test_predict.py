@@ -827,6 +827,42 @@ def test_a_layout_is_named_by_what_it_sets(fields: dict[str, Any], said: str) ->
 # The command
 
 
+def test_what_no_run_of_a_kind_of_layout_has_hidden_is_an_assumption(rates, probes):
+    """The runs that offload hold whole replicas of 8B, on 4 GPUs of one node at most."""
+    there = predictor("h200", rates, probes)
+    large = {"platform": "h200", "model": "llama3.1-70b", "world_size": 64, "nodes": 8,
+             "global_batch_size": 1024}  # fmt: skip
+    offload = {"recompute": "pointwise", "offload_layers": 80, "micro_batch_size": 4}
+    found = there.predict(config(**large, **offload, data_parallel_sharding="full"))
+    (said,) = found.assumed
+    assert said.startswith("Assumption: copies to host memory and back, 4")
+    assert "No run of this kind of layout (fully sharded) has shown it." in said
+    assert said in found.warnings
+    often = {"tensor_parallel_size": 8, "sequence_parallel": True, "micro_batch_size": 8}
+    assert there.predict(config(**large, **often, recompute="pointwise")).assumed == ()
+    taught = {"world_size": 4, "micro_batch_size": 1, "offload_layers": 20}
+    assert there.predict(config(platform="h200", **taught, recompute="pointwise")).assumed == ()
+    assert predictor("h200").predict(config(**large, **often, recompute="pointwise")).assumed == ()
+
+
+def test_a_predicted_rate_is_said_with_the_layout_that_it_is_of(capsys):
+    asked = ("--model", "mixtral-8x7b", "--platform", "h100", "--gpus", "16",
+             "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2",
+             "--expert-parallel-size", "4", "--micro-batch-size", "2", "--recompute", "full",
+             "--global-batch-size", "64")  # fmt: skip
+    assert main(["predict", *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  layout: TP2 PP2 EP4 DP4, micro batch 2, full recomputation, bf16")
+    assert lines[1].endswith("sequence 4,096")
+    assert main(["predict", *asked[:4], "--gpus", "8,16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "layout" in lines[1]
+    assert [("DP8, " in line, "DP16, " in line) for line in lines[2:4]] == [
+        (True, False),
+        (False, True),
+    ]
+
+
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]):
     """Return a function that runs predict with --json and returns its code and value."""
@@ -840,7 +876,7 @@ def ask(capsys: pytest.CaptureFixture[str]):
 
 FIELDS = {
     *("tokens_per_second_per_gpu", "low", "high", "step_seconds", "mfu", "mfu_low", "mfu_high"),
-    *("memory_gib", "fits", "parts", "basis", "warnings", "refused"),
+    *("memory_gib", "fits", "parts", "basis", "warnings", "refused", "assumed", "layout"),
 }
 
 
@@ -895,7 +931,12 @@ def test_a_predicted_rate_says_how_long_training_takes_and_what_it_costs(ask, ca
     sizes = ("--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8,16")
     assert main(["predict", *sizes, *stated]) == 0
     headers, first = capsys.readouterr().out.splitlines()[1:3]
-    assert headers.split()[-3:] == ["days", "cost", "note"]  # no energy: no power was stated
+    assert headers.split()[-4:] == [
+        "days",
+        "cost",
+        "layout",
+        "note",
+    ]  # no energy: no power was stated
     assert f"{days['value']:.4g} (" in first
     assert "economics" not in ask("--model", "llama3.1-8b", "--gpus", "8")[1]
 

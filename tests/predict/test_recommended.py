@@ -191,7 +191,10 @@ def test_predicted_rows_are_the_first_of_the_search_with_what_they_rest_on():
     fits = [one.prediction.fits for one in ranking.candidates]
     assert fits[0] and None in fits  # what may not fit is not offered first
     assert all(row.source.startswith("fit to ") and row.interval == "90 %" for row in found.rows)
-    assert found.left_out["slower by prediction, or may not fit"] == len(ranking.candidates) - 3
+    assert (
+        found.left_out["slower by prediction, may not fit, or rest on an assumption"]
+        == len(ranking.candidates) - 3
+    )
 
 
 def test_each_kind_has_its_own_ranking(capsys: pytest.CaptureFixture[str]):

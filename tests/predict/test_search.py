@@ -150,6 +150,21 @@ def test_a_layout_that_may_not_fit_comes_after_those_that_may_be_as_fast_and_fit
     assert [one.tokens_per_second_per_gpu for one in ranked] == expected
 
 
+def test_a_layout_that_rests_on_an_assumption_comes_after_taught_ones_unless_surely_faster() -> (
+    None
+):
+    rates = [(100, 110, ()), (105, 115, ("hidden",)), (150, 160, ("hidden",)), (90, 99, ())]
+    found = [
+        SimpleNamespace(
+            tokens_per_second_per_gpu=rate, low=rate**2 / high, high=high, fits=True, assumed=why
+        )
+        for rate, high, why in rates
+    ]
+    ranked = sorted(found, key=lambda one: search.order(one, 110))
+    # The lower end of 150 is 140.6, above 110; that of 105 is 95.9.
+    assert [one.tokens_per_second_per_gpu for one in ranked] == [150, 100, 90, 105]
+
+
 # Trials
 
 

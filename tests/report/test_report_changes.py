@@ -60,6 +60,26 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return old, new
 
 
+def test_folders_that_share_nothing_make_a_page_that_says_in_what_they_differ(
+    tmp_path: Path,
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    add(old, "far", 2.0, "b" * 40, 1, model="llama3.1-70b", tensor_parallel_size=8)
+    add(old, "near", 2.0, "b" * 40, 1)
+    add(new, "other", 2.0, "a" * 40, 2, sequence_length=4096, tensor_parallel_size=2)
+    found = read_against(old, new)
+    assert sorted(map(kind_of, found.checks)) == ["gone", "gone", "new"]
+    assert found.apart.startswith("No configuration of the baseline (2) is among the runs (1). ")
+    assert "tensor parallel size (2, was 1)" in found.apart
+    assert "sequence length (4096, was 8192)" in found.apart
+    assert "model" not in found.apart  # that is of the other, which is further away
+    page = str(changes_page.summary(found))
+    assert "no configuration is in both folders" in page
+    assert "sequence length (4096, was 8192)" in page
+    data, _ = build_cache.load(new, tmp_path / "cache", old)
+    assert data.against is not None and data.against.apart == found.apart
+
+
 def test_the_page_and_the_gate_agree(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

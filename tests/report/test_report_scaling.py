@@ -200,6 +200,8 @@ def test_no_border_is_drawn_within_a_node_or_where_its_sides_overlap(tmp_path: P
     spread = pl.DataFrame({"world_size": [8, 8, 16], "nodes": [1, 2, 2]})
     assert node_border(spread) is None
     assert node_border(spread[1:]) is None
+    unknown = pl.DataFrame({"world_size": [8, 16], "nodes": [None, 2]})  # may be on one or more
+    assert node_border(unknown) is None
 
 
 def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:

@@ -59,6 +59,17 @@ def test_a_recovered_run_keeps_that_the_kernel_killed_it_for_want_of_memory(tmp_
     assert (record.status, record.cause) == ("out_of_memory", "host_memory")  # 137: SIGKILL
 
 
+@pytest.mark.parametrize("name", ["train.log", "train.log.node1"])
+def test_a_recovered_run_says_that_the_disk_was_full_where_a_log_does(tmp_path: Path, name: str):
+    with (partial(tmp_path) / name).open("a") as log:
+        log.write("[rank0]: OSError: [Errno 28] No space left on device\n")
+    (leftover,) = finish_run.recover(tmp_path)
+    record = store.read_record(leftover.path)
+    assert (record.status, record.cause) == ("failed", "no_space")
+    assert record.reason == "The file system is full on rank 0 (after step 2 of 5)."
+    assert "power was lost" not in record.reason
+
+
 def test_a_recovered_run_ended_when_it_last_wrote(tmp_path: Path):
     directory = partial(tmp_path)
     for path in (*directory.iterdir(), directory):

@@ -182,7 +182,8 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     add_repeated(scaling, "--point", form, "measured run; repeatable")
     add_path(scaling, "--results", "FILE", "output of 'scalebook list --json'")
     for name in _CHOSEN:
-        scaling.add_argument(f"--{name}", help=f"only the runs of this {name} in --results")
+        node = "; the size of its nodes, for --point" if name == "platform" else ""
+        scaling.add_argument(f"--{name}", help=f"only the runs of this {name} in --results{node}")
     add_repeated(scaling, "--to", "GPUS", "size to project to", type=at_least(1))
     text = "reference of the efficiency: the smallest run (default) or the largest on one node"
     scaling.add_argument("--base", choices=("smallest", "node"), default="smallest", help=text)
@@ -190,33 +191,30 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling.add_argument("--kind", choices=("weak", "strong"), help=text)
     text = "largest projection as a multiple of the largest run (default: 4)"
     scaling.add_argument("--limit-factor", type=positive, default=4.0, metavar="TIMES", help=text)
-    text = "project runs within one node up to this size"
+    text = "GPUs of a full node: size of a --point without nodes, and end of runs within one node"
     add_count(scaling, "--gpus-per-node", "GPUS", text)
 
 
 def project(options: argparse.Namespace) -> int:
     """Print the scaling table, projections and economics that the arguments allow."""
+    from scalebook.facts import catalog
     from scalebook.measure.economics import Inputs, answers
     from scalebook.measure.scaling import project as project_to
     from scalebook.measure.scaling import table
 
-    points = [*map(_point, options.point), *_result_points(options)]
+    per_node = options.gpus_per_node
+    if options.point and options.platform:
+        per_node = per_node or catalog.platform(options.platform).gpus_per_node
+    points = [*(_point(text, per_node) for text in options.point), *_result_points(options)]
     stated = stated_inputs(options, tuple(INPUT_HELP))
     if not points and not stated:
         raise ClaimError("Nothing to project. Give --point or --results, or state --tokens etc.")
     if options.to and not points:
         raise ClaimError("--to needs measured runs. Give --point or --results.")
     series = table(points, options.base) if points else None
-    found = [
-        project_to(
-            points,
-            size,
-            limit_factor=options.limit_factor,
-            kind=options.kind,
-            gpus_per_node=options.gpus_per_node,
-        )
-        for size in options.to
-    ]
+    limits: dict[str, Any] = {"kind": options.kind, "gpus_per_node": per_node}
+    limits["limit_factor"] = options.limit_factor
+    found = [project_to(points, size, **limits) for size in options.to]
     replies = answers(Inputs(**_with_projection(stated, found))) if stated else ()
     if options.json:
         values = {"projections": [*map(_projection_value, found)]}
@@ -226,7 +224,7 @@ def project(options: argparse.Namespace) -> int:
     return 0
 
 
-def _point(text: str) -> ScalingPoint:
+def _point(text: str, per_node: int | None) -> ScalingPoint:
     from scalebook.measure.scaling import ScalingPoint
 
     parts = text.split(":")
@@ -240,7 +238,7 @@ def _point(text: str) -> ScalingPoint:
         ) from error
     if len(parts) > 4 or max(sizes) > 10**12 or not math.isfinite(rate):
         raise ClaimError(f"--point {text[:60]!r} has too many parts or a number out of range.")
-    nodes = sizes[1] if len(sizes) > 1 else 1
+    nodes = sizes[1] if len(sizes) > 1 else per_node and math.ceil(sizes[0] / per_node)
     batch = sizes[2] if len(sizes) > 2 else None
     return ScalingPoint(sizes[0], rate, nodes, batch)
 
@@ -281,7 +279,7 @@ def _from_row(row: Mapping[str, Any], file: str) -> ScalingPoint:
         return ScalingPoint(
             int(row["world_size"]),
             float(row["tokens_per_second"]),
-            int(row.get("nodes") or 1),
+            None if row.get("nodes") is None else int(row["nodes"]),
             None if batch is None else int(batch),
             str(row.get("run_id", "")),
         )
@@ -337,7 +335,7 @@ def _print_project(
         headers = ("GPUs", "nodes", "tokens/s", "speed-up", "efficiency", "run")
         rows = [
             (
-                *map(str, (row.point.world_size, row.point.nodes)),
+                *map(str, (row.point.world_size, row.point.nodes or "unknown")),
                 *(number(row.point.tokens_per_second, 6), number(row.speedup)),
                 *(f"{row.scaling_efficiency:.1%}", row.point.label or "-"),
             )

@@ -132,7 +132,8 @@ def predict(options: argparse.Namespace) -> int:
     found = made.answer(config)
     replies = _economics(options, config, plain(found))
     if options.json:
-        print_json(plain(found) | ({"economics": answer_values(replies)} if replies else {}))
+        more: dict[str, Any] = {"economics": answer_values(replies)} if replies else {}
+        print_json({"layout": _layout(config), **plain(found)} | more)
         return 0
     _print(config, found, made)
     if replies:
@@ -267,6 +268,7 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     line = rate_line(**short_value(found))
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
     print(f"{config.model} on {where}: {line}")
+    print(f"  layout: {_layout(config)}")
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
         low, high = 100 * found.mfu_low, 100 * found.mfu_high
         print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")
@@ -292,6 +294,13 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
         print(f"  intervals written down before their runs: {held} held; {now}")
     for warning in found.warnings:
         print(f"  ! {warning}")
+
+
+def _layout(config: RunConfig) -> str:
+    """Return the layout that a rate is of, in a line of words."""
+    from scalebook.predict.search import words
+
+    return f"{words(config)}, sequence {config.sequence_length:,}"
 
 
 def _basis(made: Predictor) -> str:
@@ -332,7 +341,7 @@ def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
 
 def _row(options: argparse.Namespace, made: Predictor, config: RunConfig) -> dict[str, Any]:
     """Return the answer, with what training at its rate takes where something was stated."""
-    found = answer(made, config)
+    found = {"layout": _layout(config), **answer(made, config)}
     replies = _economics(options, config, found)
     return found | ({"economics": answer_values(replies)} if replies else {})
 
@@ -344,15 +353,15 @@ def _taken(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _headers(taken: list[str]) -> tuple[str, ...]:
-    return (*_HEADERS, *(_PER_SIZE[name] for name in taken), "note")
+    return (*_HEADERS, *(_PER_SIZE[name] for name in taken), "layout", "note")
 
 
 def _cells(found: dict[str, Any], taken: list[str]) -> tuple[str, ...]:
     if found["tokens_per_second_per_gpu"] is None:
-        return *("-" for _ in (*_SHORT, *taken)), found["reason"]
+        return *("-" for _ in (*_SHORT, *taken)), found["layout"], found["reason"]
     note = "does not fit" if found["fits"] is False else ""
     economics = (range_text(found["economics"][name]) for name in taken)
-    return *(number(found[name], 3) for name in _SHORT), *economics, note
+    return *(number(found[name], 3) for name in _SHORT), *economics, found["layout"], note
 
 
 def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:

@@ -242,7 +242,7 @@ def status(options: argparse.Namespace) -> int:
     from scalebook.running.cluster import status_table
 
     if options.watch is not None:
-        return _watch(options, runs_folder(options.runs))
+        return _watch(options, existing_runs(options.runs))
     runs = existing_runs(options.runs)
     if not options.json:
         _settle(runs)

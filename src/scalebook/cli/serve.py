@@ -22,11 +22,11 @@ from scalebook.cli.terminal import (
     add_port,
     add_runs,
     add_switch,
+    existing_runs,
     serve_until_interrupted,
     site_folder,
 )
 from scalebook.errors import LaunchError, ReportError
-from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.running.live import Monitor
@@ -176,7 +176,7 @@ def serve(options: argparse.Namespace) -> int:
     """Serve the page on this machine only until interrupted."""
     from scalebook.running.live import Monitor
 
-    monitor = Monitor(runs_folder(options.runs), curves=True)
+    monitor = Monitor(existing_runs(options.runs), curves=True)
     return serve_until_interrupted(make_server(monitor, options.port))
 
 

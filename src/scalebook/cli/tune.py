@@ -364,12 +364,13 @@ def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
             _words(one.config),
             f"{one.prediction.memory_gib:.1f}",
             "yes" if one.prediction.fits else "cannot tell",
+            "an assumption" if one.prediction.assumed else f"{one.prediction.basis.runs} runs",
             *_rates(one.prediction),
         )
         for one in candidates[:_SHOWN]
     ]
     if rows:
-        print_table(("layout", "GiB", "fits", "tokens/s/GPU", "low", "high"), rows)
+        print_table(("layout", "GiB", "fits", "rests on", "tokens/s/GPU", "low", "high"), rows)
     if refused := ranking.refused:
         print(f"  for ranking only: {refused}")
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):

@@ -58,6 +58,7 @@ RULES = _rules("rules")
 # For logs from elsewhere, of which nothing else is known: what launchers report of a process.
 LOG_RULES = (*RULES, *_rules("launcher_rules"))
 PIECES: tuple[str, ...] = tuple(_TABLE["pieces"])
+NO_SPACE = tuple(rule for rule in RULES if rule.cause == "no_space")
 HOST_MEMORY = tuple(rule for rule in RULES if rule.cause == "host_memory")
 
 # What a rank says when another one has failed: no cause by itself.

@@ -22,6 +22,7 @@ COLUMNS = [
     "allocated_gib", "reserved_gib", "device_gib", "skipped", "nan",
     "not_finite",  # 1 where the loss was printed and is not a number
     "held",  # 1 where the log tells of a checkpoint, an evaluation, ... since the row before
+    "phase_code",  # of a run of ours that comes back from a tracker: its place in ``PHASES``
     "clock",
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -25,7 +25,7 @@ from scalebook.measure.intervals import student_quantile
 from scalebook.measure.probes import MachineIdentity, Probe
 from scalebook.measure.probes.files import newest
 from scalebook.predict import kinds
-from scalebook.predict.amounts import amounts
+from scalebook.predict.amounts import Amounts, amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
 from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
 from scalebook.predict.known import KnownRate, base_name, layout, narrowest
@@ -35,6 +35,7 @@ Z90 = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
+_HIDDEN = 0.1  # of the step: work that no run of this kind of layout has hidden, but this one would
 _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
@@ -76,6 +77,7 @@ class Prediction:
     basis: Basis
     warnings: tuple[str, ...]
     refused: str | None = None  # why the rate says no more than its order of magnitude
+    assumed: tuple[str, ...] = ()  # what much of the rate rests on and no run has shown
 
     def _repr_html_(self) -> str:
         rate = f"{self.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
@@ -137,14 +139,25 @@ class Predictor:
         other = base_name(config, shape) not in {one.model for one in samples}
         return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
 
+    def _assumed(self, config: RunConfig, work: Mapping[str, float], total: float) -> Iterator[str]:
+        """Yield what is taken to be hidden, with its share of the step, and no run has shown."""
+        family = layout(config)
+        alike = [one.work for one in self.fitted.samples if one.layout == family]
+        for kind, seconds in work.items() if self.fitted.samples else ():
+            hidden = (1 - self.fitted.slowness[kind]) * seconds / total
+            if hidden > _HIDDEN and not any(one.get(kind) for one in alike):
+                what = f"{KINDS[kind].words}, {100 * hidden:.0f} % of the step, would be hidden"
+                yield f"Assumption: {what}. No run of this kind of layout ({family}) has shown it."
+
     def step(
-        self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None
-    ) -> tuple[Mapping[str, float], float]:
+        self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None,
+        work: Amounts | None = None,
+    ) -> tuple[Mapping[str, float], float]:  # fmt: skip
         """Return a step's seconds by kind of work and ``bubble``, and their relative deviation.
 
         The configuration must be legal. ``ran`` names options as a run recorded them.
         """
-        work = amounts(config, shape, self.machine, ran)
+        work = work or amounts(config, shape, self.machine, ran)
         device = self.accelerator.name if self.accelerator else ""
         longer = self.fitted.device_factor(device)
         slowness = {kind: longer * value for kind, value in self.fitted.slowness.items()}
@@ -176,8 +189,10 @@ class Predictor:
 
     def of_legal(self, config: RunConfig, shape: ModelShape, memory_gib: float) -> Prediction:
         """Return the prediction of a legal configuration that needs so much memory per GPU."""
-        parts, deviation = self.step(config, shape)
+        work = amounts(config, shape, self.machine)
+        parts, deviation = self.step(config, shape, work=work)
         seconds = sum(parts.values())
+        assumed = tuple(self._assumed(config, work.seconds, seconds))
         rate = config.tokens_per_step / seconds / config.world_size
         spread = math.exp(Z90 * deviation)
         high = rate * spread
@@ -200,8 +215,9 @@ class Predictor:
             fits=verdict.fits,
             parts=shown,
             basis=self.basis,
-            warnings=tuple(self._warnings(config, parts, verdict, why)),
+            warnings=(*self._warnings(config, parts, verdict, why), *assumed),
             refused=_refusal(config, low, high),
+            assumed=assumed,
         )
 
     def answer(self, config: RunConfig) -> Prediction:
@@ -344,10 +360,7 @@ def slower_than_parts(
     """
     _, own = rate.placed
     found = predictor(
-        rate.config.platform,
-        rates,
-        probes,
-        leave_out=lambda other: other.placed[1] == own,
+        rate.config.platform, rates, probes, leave_out=lambda other: other.placed[1] == own
     )
     if not found.fitted.samples:
         return None

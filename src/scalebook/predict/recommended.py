@@ -240,7 +240,8 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
         said = f"{asked.model} on {asked.world_size} x {asked.platform}: {ranking.nothing_fits}."
         return Recommendations("predicted", rows, left_out, said)
     beyond = len(ranking.candidates) - len(rows)
-    left_out |= {"slower by prediction, or may not fit": beyond} if beyond else {}
+    why = "slower by prediction, may not fit, or rest on an assumption"
+    left_out |= {why: beyond} if beyond else {}
     said = f"{len(ranking.contenders)} of {len(ranking.candidates)} layouts may be the fastest."
     said += f" For ranking only: {ranking.refused}" if ranking.refused else ""
     return Recommendations("predicted", rows, left_out, said)

@@ -28,10 +28,11 @@ _MOST = 20_000  # layouts of one search
 def order(one: Any, reach: float) -> tuple[bool, float]:
     """Return what predictions and standings are sorted by: the fastest first.
 
-    One that may not fit comes after those that do, unless even its lower end is above ``reach``,
-    the highest upper end of theirs.
+    One that may not fit, or rests on something ``assumed`` (a standing does not: trials test it),
+    comes after the others, unless even its lower end is above ``reach``, their highest upper end.
     """
-    return not one.fits and one.low <= reach, -one.tokens_per_second_per_gpu
+    doubtful = not one.fits or bool(getattr(one, "assumed", ()))
+    return doubtful and one.low <= reach, -one.tokens_per_second_per_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,13 @@ class Ranking:
 
     @property
     def contenders(self) -> tuple[Candidate, ...]:
-        """The layouts whose interval reaches the predicted rate of the first: any may be fastest.
+        """The layouts whose interval reaches the highest predicted rate: any may be fastest.
 
         All predictions share most of their error, so their intervals' lower ends are too strict.
         """
-        best = self.candidates[0].prediction.tokens_per_second_per_gpu if self.candidates else 0.0
+        best = max(
+            (one.prediction.tokens_per_second_per_gpu for one in self.candidates), default=0.0
+        )
         return tuple(one for one in self.candidates if one.prediction.high >= best)
 
 
@@ -116,7 +119,8 @@ def layouts(
         if verdict.fits or verdict.capacity_gib is None:
             settled.add(key)
     found = [Candidate(config, made.of_legal(config, shape, gib)) for config, gib in fitting]
-    reach = max((one.prediction.high for one in found if one.prediction.fits), default=0.0)
+    sure = (one.prediction for one in found if one.prediction.fits and not one.prediction.assumed)
+    reach = max((one.high for one in sure), default=0.0)
     found.sort(key=lambda one: (order(one.prediction, reach), one.config.config_hash()))
     return Ranking(tuple(found), dict(left_out), least if math.isfinite(least) else None)
 

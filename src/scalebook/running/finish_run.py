@@ -24,6 +24,7 @@ from scalebook import ownership, project, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
+from scalebook.logs import causes
 from scalebook.measure import provenance
 from scalebook.record import RunRecord, Status, object_of, text_of
 from scalebook.running import outcome, processes, progress
@@ -389,8 +390,13 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    reason = sentence or "The process in charge ended without a message (killed, or power was lost)"
-    end = read_exit(partial) or Ended(stop=(status, reason))
+    said = "The process in charge ended without a message (killed, or power was lost)"
+    stop: EndReason = status, sentence or said
+    logs = (progress.last_lines(path, LOG_LINES) for path in sorted(partial.glob("train.log*")))
+    full = causes.search([*itertools.chain(*logs)], causes.NO_SPACE)
+    if sentence is None and full:
+        stop = (full.rule.status, causes.sentence(full, None), full.rule.cause)
+    end = read_exit(partial) or Ended(stop=stop)
     return conclude(partial, end, finished_at=last_sign(partial))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from scalebook.errors import TrackerError, not_installed
 from scalebook.measure import registered
 from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics.window import measured_steps
+from scalebook.record import PHASES
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
 from scalebook.store import Run
@@ -134,13 +136,16 @@ def _steps(run: Run) -> tuple[ExportedStep, ...]:
     tokens, ends, clock = steps.numbers("tokens"), steps.ends(), 0.0
     each = steps.numbers("tokens_per_gpu")
     found: list[ExportedStep] = []
-    for at, number in enumerate(steps.numbers("step")):
+    counted = {*measured_steps(steps).numbers("step")}
+    for at, (number, phase) in enumerate(zip(steps.numbers("step"), steps.phases(), strict=True)):
         values = {name: column[at] for name, column in columns.items()}
         seconds = values["step_seconds"]
         clock = ends[at] if not math.isnan(ends[at]) else clock + (seconds if seconds > 0 else 0.0)
         shared = tokens[at] / world if isinstance(world, int) and world > 0 else each[at]
         values["tokens_per_second_per_gpu"] = shared / seconds if seconds > 0 else math.nan
         known = {name: value for name, value in values.items() if not math.isnan(value)}
+        waited = phase == "measured" and number not in counted  # for a checkpoint
+        known["phase_code"] = float(PHASES.index("stalled" if waited else phase))
         found.append(ExportedStep(int(number), clock, known))
     return tuple(found)
 

@@ -36,7 +36,7 @@ def _events(run: RunExport) -> Iterator[dict[str, Any]]:
     """Yield the events of a run in the order of their times."""
     start, end = run.seconds
     sizes = {key: run.parameters.get(name) for name, key in _KEYS.items()}
-    world, nodes = run.parameters.get("world_size"), run.parameters.get("nodes", 1)
+    world, nodes = run.parameters.get("world_size"), run.parameters.get("nodes")
     if isinstance(world, int) and isinstance(nodes, int) and nodes and world % nodes == 0:
         sizes |= {"number_of_nodes": nodes, "accelerators_per_node": world // nodes}
     model = str(run.parameters.get("model", "unknown"))

@@ -120,6 +120,8 @@ def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> Fil
     jobs = reader.read(source)
     for note in (*run.notes, *source.notes):
         jobs[-1].note(note)
+    if reason := run.parameters.get(f"{TAG}throughput_reason"):
+        jobs[-1].details["withheld"] = str(reason)[:500]
     ending = _own_ending(run.parameters) or run.ending
     jobs[-1].ending = ending
     jobs[-1].finished = ending is not None and ending.status == "completed"

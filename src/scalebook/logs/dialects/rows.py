@@ -180,7 +180,8 @@ class Rows(Dialect):
 
 _SIZES = setting_lines.SIZES.keys()
 _MOST_MFU = 1.5  # no fraction is larger
-_BESIDE = {"step", "clock", "learning_rate"}  # say nothing of what a step took or gave
+# They say nothing of what a step took or gave.
+_BESIDE = {"step", "clock", "learning_rate", "phase_code"}
 _KIND = ("event", "split", "phase", "mode", "stage")
 
 
@@ -278,7 +279,7 @@ def plain(name: str) -> str:
 
 # Names of trackers and trainers by target, plain; the first that a file has counts.
 NAMES = {ours: tuple(map(plain, theirs)) for ours, theirs in alternatives("rows").items()}
-_MEASURED = {target for target in NAMES if target not in ("step", "learning_rate", "time")}
+_MEASURED = NAMES.keys() - _BESIDE - {"time"}
 _EXACT = ("global_batch_size", "time", "tokens_in_step")  # not behind words such as train
 
 

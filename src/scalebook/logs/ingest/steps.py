@@ -12,7 +12,7 @@ from typing import Any
 from scalebook.logs.causes import AFTER_TRAINING, Ending
 from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.job import ColumnTable, Job
-from scalebook.record import LARGEST, Phase, Status, StepRecord
+from scalebook.record import LARGEST, PHASES, Phase, Status, StepRecord
 
 _SLOW_START = 1.2  # times the median: still warming up
 _MOST_WARMUP = 10
@@ -64,7 +64,9 @@ def _stalls(
     return found if len(found) <= _MOST_STALLS * len(seconds) else set()
 
 
-def _phase(job: Job, row: int, warmup: int, stalls: set[int]) -> Phase:
+def _phase(job: Job, row: int, warmup: int, stalls: set[int], recorded: float) -> Phase:
+    if recorded in range(len(PHASES)):
+        return PHASES[int(recorded)]
     first = job.first_step
     if row == 0 and (first is None or first <= 1) and len(job.table) > 1:
         return "startup"
@@ -99,13 +101,14 @@ def steps_of(job: Job, known: LogConfig) -> Iterator[StepRecord]:
     usual = median(there) if there else None
     warmup = _warmup(seconds, usual)
     stalls = _stalls(seconds, usual, warmup, job.table.column("held"))
+    recorded = job.table.column("phase_code")  # of a run of ours that comes back from a tracker
     shift = 1 if job.first_step == 0 else 1 - job.first_number
     for index in range(len(job.table)):
         row = job.table.row(index)
         number = _whole(row.get("step", math.nan) + shift)
         yield StepRecord(
             step=index + 1 if number is None else number,
-            phase=_phase(job, index, warmup, stalls),
+            phase=_phase(job, index, warmup, stalls, recorded[index]),
             step_seconds=_plain(row.get("seconds")),
             tokens=_tokens(row, known),
             tokens_per_gpu=None

@@ -96,6 +96,7 @@ def _environment(
         ],
         "log_interval": log_interval(job, known),
         "first_number": job.first_number,
+        **{name: job.details[name] for name in ("withheld",) if name in job.details},
         **{
             name: summary[name]
             for name in (

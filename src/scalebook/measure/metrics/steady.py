@@ -287,7 +287,7 @@ def find_steady(
     """
     if len(seconds) - minimum < MINIMUM_STEPS:
         return _refused(seconds, minimum, Settled(0, "too short"))
-    series, each = seconds[minimum:], 1
+    series, each, warmup = seconds[minimum:], 1, minimum
     if len(series) > _MOST:
         each = math.ceil(len(series) / _MOST)
         minimum += len(series) % each  # what fills no block
@@ -295,9 +295,9 @@ def find_steady(
     spikes = take_apart(series)
     settled = settle(spikes.smooth, drift=interval)
     if settled.problem is not None:
-        at = None if settled.at is None else settled.at * each
-        problem = replace(settled, start=settled.start * each, at=at)
-        return _refused(seconds, minimum, problem)
+        over = minimum - warmup
+        at = None if settled.at is None else settled.at * each + over
+        return _refused(seconds, warmup, replace(settled, start=settled.start * each + over, at=at))
     start, end = settled.start, _end(spikes, settled.start, len(series))
     window = seconds[minimum + start * each : minimum + end * each]
     mean = sum(window) / len(window)
@@ -435,12 +435,12 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
     """Return why a series has no steady state, and what to do."""
     start = minimum + settled.start
     left = max(len(seconds) - start, 0)
-    percent = f"{100 * abs(settled.change):.2g} %"
+    percent = f"{float(f'{100 * abs(settled.change):.2g}'):g} %"
     more = "more" if settled.change > 0 else "less"
     if settled.at is not None:  # a shift, which alone is at one step
         return (
-            f"The level shifts at step {minimum + settled.at} of {len(seconds)}: steps take "
-            f"{percent} {more} from there on. Find what changed, or measure only one level."
+            f"The level shifts after {settled.at} of {len(seconds) - minimum} measured steps: they "
+            f"take {percent} {more} from there on. Find what changed, or measure only one level."
         )
     if settled.problem == "drift":
         return (

@@ -23,7 +23,7 @@ from scalebook.measure.metrics.steady import (
     middle,
 )
 from scalebook.measure.telemetry.summary import Settling
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, object_of
 from scalebook.step_columns import Steps
 
 SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
@@ -188,11 +188,15 @@ def _apart(seconds: Sequence[float]) -> str | None:
     if abs(change) <= UNLIKE:
         return None
     more = "more" if change > 0 else "less"
-    return f"The later half of the steps takes {100 * abs(change):.2g} % {more} than the earlier."
+    much = f"{float(f'{100 * abs(change):.2g}'):g} %"
+    return f"The later half of the steps takes {much} {more} than the earlier."
 
 
 def _no_window(record: RunRecord, steps: Steps) -> str | None:
     """Return why the measured steps cannot be averaged; None where they can."""
+    withheld = object_of(record.environment.get("ingest")).get("withheld")
+    if isinstance(withheld, str) and record.window is None:
+        return withheld
     if not record.averaged:
         return f"The run did not complete ({record.status}): its window is not averaged."
     if not steps and record.window is not None:

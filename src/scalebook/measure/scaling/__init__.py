@@ -23,17 +23,19 @@ DEFAULT_LIMIT_FACTOR = 4.0  # how far past the largest measured size a projectio
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One measured run. ``global_batch_size`` in samples per optimizer step; None if unknown."""
+    """One measured run. ``global_batch_size`` in samples per optimizer step; None is unknown."""
 
     world_size: int
     tokens_per_second: float  # of all ranks together
-    nodes: int = 1
+    nodes: int | None = None
     global_batch_size: int | None = None
     label: str = ""  # a run id or a name, shown with the row
 
     def __post_init__(self) -> None:
-        """Refuse impossible sizes and rates."""
-        if self.world_size < 1 or not 1 <= self.nodes <= self.world_size:
+        """Refuse impossible sizes and rates; one GPU is on one node."""
+        if self.world_size == 1 and self.nodes is None:
+            object.__setattr__(self, "nodes", 1)
+        if self.world_size < 1 or not (self.nodes is None or 1 <= self.nodes <= self.world_size):
             raise ClaimError(
                 f"world_size={self.world_size} on nodes={self.nodes} is not a valid size. "
                 "Both must be at least 1, and a node has at least one GPU."
@@ -100,7 +102,7 @@ def _base_points(points: Sequence[ScalingPoint], base: Base) -> list[ScalingPoin
         return [point for point in points if point.world_size == size]
     on_one_node = [point for point in points if point.nodes == 1]
     if not on_one_node:
-        raise ClaimError("No run on one node: use the smallest run as the base.")
+        raise ClaimError("No run on one node is known: use the smallest run as the base.")
     size = max(point.world_size for point in on_one_node)
     return [point for point in on_one_node if point.world_size == size]
 
@@ -141,7 +143,7 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
             scaling_efficiency=point.tokens_per_second_per_gpu / (rate / first.world_size),
             is_base=point in chosen,
         )
-        for point in sorted(points, key=lambda point: (point.world_size, point.nodes))
+        for point in sorted(points, key=lambda point: (point.world_size, point.nodes or 0))
     )
     return ScalingTable(
         rows, first.world_size, rate, _base_text(first, rate, len(chosen)), kind, reason
@@ -150,8 +152,8 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
 
 def _base_text(first: ScalingPoint, rate: float, repeats: int) -> str:
     gpus = "GPU" if first.world_size == 1 else "GPUs"
-    nodes = "node" if first.nodes == 1 else "nodes"
-    text = f"{first.world_size} {gpus} on {first.nodes} {nodes} at {rate:,.0f} tokens/s"
+    nodes = f"{first.nodes} node" if first.nodes == 1 else f"{first.nodes or 'unknown'} nodes"
+    text = f"{first.world_size} {gpus} on {nodes} at {rate:,.0f} tokens/s"
     return text if repeats == 1 else f"{text} ({repeats} runs pooled)"
 
 
@@ -167,8 +169,8 @@ def project(
 
     ``kind`` overrides what the batches show; ``gpus_per_node`` lets runs inside one node be
     projected up to the whole node. A projection past ``limit_factor`` times the largest
-    measured size is refused, and so is one across nodes from runs on a single node, because
-    such runs hold nothing about the network.
+    measured size is refused, and so is one across nodes where no run is known to span two,
+    because such runs hold nothing about the network.
     """
     if world_size < 1:
         raise ClaimError(f"world_size={world_size} must be at least 1.")
@@ -202,7 +204,7 @@ def project(
 def _limit(points: Sequence[ScalingPoint], factor: float, gpus_per_node: int | None) -> int:
     """Return the largest world size that the measured range lets one project to."""
     largest = max(point.world_size for point in points)
-    if all(point.nodes == 1 for point in points):
+    if all((point.nodes or 1) == 1 for point in points):
         return min(int(largest * factor), max(gpus_per_node or largest, largest))
     return int(largest * factor)
 
@@ -217,11 +219,12 @@ def _refusal(
     if world_size <= limit:
         return None
     if world_size <= max(sizes) * factor:
-        return (
-            f"Every run was on one node of at most {max(sizes)} GPUs, which says nothing about "
-            f"the network that {world_size} GPUs may need. Measure two nodes, or give the GPUs "
-            "of a node."
-        )
+        about = f"about the network that {world_size} GPUs may need"
+        if all(point.nodes for point in points):
+            known = f"Every run was on one node of at most {max(sizes)} GPUs, which says nothing"
+            return f"{known} {about}. Measure two nodes, or give the GPUs of a node."
+        known = "No run is known to span two nodes, so nothing is known"
+        return f"{known} {about}. State the nodes of each run, or give the GPUs of a node."
     return (
         f"{world_size} GPUs are {world_size / max(sizes):.3g} times the largest measured run "
         f"({max(sizes)}); the limit is {factor:g} times, {limit} GPUs. Measure a larger run."

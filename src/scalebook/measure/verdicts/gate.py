@@ -13,6 +13,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -31,6 +32,7 @@ Outcome = Literal[
     "loss left the band",
 ]  # fmt: skip
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up", "loss left the band")
+_NEAREST, _SHOWN = 30, 6  # configurations of a side that are compared; differences named
 MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
@@ -68,6 +70,8 @@ def check(
     tolerance: float = 0.0,
     must_see: float = MUST_SEE,
     starts: float | None = None,
+    *,
+    apart: bool = False,  # whether folders may share nothing
 ) -> tuple[GateCheck, ...]:
     """Return one check per configuration of either folder, in the order of their names.
 
@@ -85,18 +89,8 @@ def check(
         )
     before, now = _sides(baseline), _sides(current)
     shared = [key for key in before if key in now]
-    if not shared:
-        runs = [*baseline, *current]
-        logs = sum(run.record.source == "ingested" for run in runs)
-        way = "Run the same configuration again on the same device; 'scalebook list' shows both."
-        if logs:
-            way = (
-                f"{logs} of {len(runs)} runs are ingested: a log does not state its whole "
-                "configuration, so no other run is known to repeat it. Compare two of them with "
-                "'scalebook compare'."
-            )
-        counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
-        raise RecordError(f"No configuration of {counts}. {way}")
+    if not shared and not apart:
+        raise RecordError(nothing_shared(baseline, current))
     rated = sum(bool(before[key].steps and now[key].steps) for key in shared)
     level = 1 - 0.05 / max(rated, 1)
     limits = _Limits(level, tolerance, must_see, starts)
@@ -108,6 +102,31 @@ def check(
         if key not in before
     ]
     return tuple(sorted(checks, key=lambda one: one.name))
+
+
+def nothing_shared(baseline: Sequence[Run], current: Sequence[Run]) -> str:
+    """Return that no configuration is in both folders, and in what the nearest two differ."""
+    sides = (_sides(runs).values() for runs in (baseline, current))
+    before, now = ([one.records[0] for one in side] for side in sides)
+    runs = [*baseline, *current]
+    logs = sum(run.record.source == "ingested" for run in runs)
+    way = "Run the same configuration again on the same device; 'scalebook list' shows both."
+    if logs:
+        way = (
+            f"{logs} of {len(runs)} runs are ingested: a log does not state its whole "
+            "configuration, so no other run is known to repeat it. Compare two of them with "
+            "'scalebook compare'."
+        )
+    counts = f"the baseline ({len(before)}) is among the runs ({len(now)})"
+    named = {name: row.words for name, row in SETTINGS.items()} | {"accelerator": "accelerator"}
+    pairs = product(now[:_NEAREST], before[:_NEAREST])
+    found = ([d for d in differences([new], [old]) if d.name in named] for new, old in pairs)
+    nearest = [
+        f"{named[one.name]} ({one.a or 'not stated'}, was {one.b or 'not stated'})"
+        for one in min(found, key=len, default=())[:_SHOWN]
+    ]
+    words = f" The nearest two differ in {', '.join(nearest)}." if nearest else ""
+    return f"No configuration of {counts}.{words} {way}"
 
 
 def check_losses(

@@ -13,7 +13,7 @@ from scalebook.errors import ReportError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, pool, start_spread
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import MUST_SEE, GateCheck, check
+from scalebook.measure.verdicts.gate import MUST_SEE, GateCheck, check, nothing_shared
 from scalebook.report.base.naming import (
     model_title,
     platform_title,
@@ -68,6 +68,7 @@ class Against:
     checks: tuple[GateCheck, ...]
     history: tuple[HistoryPoint, ...] = ()
     unread: tuple[str, ...] = ()
+    apart: str = ""  # why nothing can be compared, where no configuration is in both folders
 
     def of(self, kind: str) -> list[GateCheck]:
         """Return the checks of one of ``KINDS``."""
@@ -86,7 +87,6 @@ def read_against(old: Path, new: Path) -> Against:
 
     Raises:
         ReportError: ``old`` is missing or holds no run.
-        RecordError: no configuration is in both folders.
     """
     if not old.is_dir():
         raise ReportError(f"{old} is not a folder. Give a folder of older runs with --against.")
@@ -94,9 +94,11 @@ def read_against(old: Path, new: Path) -> Against:
     if not before:
         raise ReportError(f"{old} contains no run. Give a folder of older runs with --against.")
     now, _ = read_runs(new)
-    found = check(before, now)
+    found = check(before, now, apart=True)
+    shared = any(one.baseline_runs and one.current_runs for one in found)
+    apart = "" if shared else nothing_shared(before, now)
     said = tuple(problem.replace(f"{old}/", "") for problem in problems)
-    return Against(old.resolve().name, found, tuple(history((*before, *now))), said)
+    return Against(old.resolve().name, found, tuple(history((*before, *now))), said, apart)
 
 
 def history(runs: Iterable[Run]) -> list[HistoryPoint]:
@@ -168,6 +170,8 @@ def version_differences(checks: Iterable[GateCheck]) -> list[tuple[Difference, i
 
 def sentence(found: Against) -> str:
     """Return in at most 25 words how many configurations came out how, new against old."""
+    if found.apart:
+        return f"Nothing is compared with {found.name}: no configuration is in both folders."
     amounts = {kind: len(found.of(kind)) for kind in KINDS}
     parts = [f"{amounts[kind]} {KINDS[kind]}" for kind in ("faster", "slower", "cannot tell")]
     parts += [f"{amounts['unchanged']} unchanged within {100 * MUST_SEE:.2g}\N{NO-BREAK SPACE}%"]

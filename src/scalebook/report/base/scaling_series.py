@@ -10,14 +10,7 @@ import polars as pl
 
 from scalebook.measure.scaling import ScalingPoint, scaling_kind
 from scalebook.report.base.frames import SCHEMA, ReportData
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    folded,
-    join,
-    paragraphs,
-    run_link,
-)
+from scalebook.report.base.markup import Markup, bullets, folded, join, paragraphs, run_link
 from scalebook.report.base.naming import Row, series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
@@ -99,12 +92,12 @@ def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
 
 def point(row: Row) -> ScalingPoint:
     """Return a run as laws of scaling take it."""
-    nodes, world_size = row["nodes"] or 1, row["world_size"]
+    nodes, world_size = row["nodes"], row["world_size"]
     batch = row["global_batch_size"]
     return ScalingPoint(
         world_size,
         row["tokens_per_second"],
-        nodes=min(max(nodes, 1), world_size),
+        nodes=min(max(nodes, 1), world_size) if nodes else None,
         global_batch_size=batch if batch is not None and batch >= 1 else None,
         label=row["run_id"],
     )

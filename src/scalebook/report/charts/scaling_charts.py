@@ -68,9 +68,9 @@ def node_border(points: pl.DataFrame) -> float | None:
     """Return the size between runs of one node and runs of several, in GPUs or processes.
 
     It is the geometric mean of the largest on one node and the smallest on several. None where all
-    runs are on one side, or the sides overlap.
+    runs are on one side, or the sides overlap. A run of unknown nodes is on neither.
     """
-    nodes = pl.col("nodes").fill_null(1)
+    nodes = pl.col("nodes")
     inside: Any = points.filter(nodes <= 1)["world_size"].max()
     outside: Any = points.filter(nodes > 1)["world_size"].min()
     if inside is None or outside is None or inside >= outside:

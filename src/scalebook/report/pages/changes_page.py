@@ -13,23 +13,10 @@ from scalebook.errors import ReportError
 from scalebook.measure.verdicts import Verdict
 from scalebook.measure.verdicts.gate import GateCheck
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.against import (
-    KINDS,
-    Against,
-    kind_of,
-    sentence,
-    version_differences,
-)
+from scalebook.report.base.against import KINDS, Against, kind_of, sentence, version_differences
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    callout,
-    paragraphs,
-    run_links,
-    short_id,
-)
+from scalebook.report.base.markup import Markup, bullets, callout, paragraphs, run_links, short_id
 from scalebook.report.base.naming import fact_words, titled
 from scalebook.report.base.quantities import GLUE, NONE, change, count
 from scalebook.report.charts import rate_charts
@@ -51,6 +38,9 @@ def of(data: ReportData) -> Against:
 
 def summary(found: Against) -> Markup:
     """Return the sentence on top, and how sure it is."""
+    if found.apart:
+        head = paragraphs(sentence(found), style="sb-headline") + paragraphs(found.apart)
+        return head + callout("Not read", found.unread)
     judged = sum(one.verdict is not None for one in found.checks)
     note = Markup(
         "The new runs are compared with those of <code>{}</code>. The {} hold together at "

@@ -174,7 +174,6 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
 
     Raises:
         ReportError: the folder, or that of the older runs, is missing or holds no run at all.
-        RecordError: no configuration of the older runs is among these.
     """
     if not runs.is_dir():
         return frames.load(runs), cache  # which says what is wrong
