@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from scalebook import untrusted
@@ -48,7 +49,21 @@ class Finding:
     advice: tuple[str, ...]
     step_fraction: float | None = None
     basis: Basis | None = None
-    evidence: dict[str, Value] = field(default_factory=dict[str, Value])
+    evidence: Mapping[str, Value] = field(default_factory=dict[str, Value])
+
+
+def finding(
+    rule: str,
+    says: str,
+    *advice: str,
+    measured: float | None = None,
+    computed: float | None = None,
+    evidence: Mapping[str, Value] = MappingProxyType({}),
+) -> Finding:
+    """Return a finding whose share of the step, where it has one, was measured or computed."""
+    share = computed if measured is None else measured
+    known: Basis | None = None if share is None else "computed" if measured is None else "measured"
+    return Finding(rule, says, advice, share, known, dict(evidence))
 
 
 def percent(fraction: float) -> str:
