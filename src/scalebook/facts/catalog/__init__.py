@@ -205,6 +205,12 @@ def platform(name: str) -> Platform:
     return known[name.lower()]
 
 
+def device_of(platform: str) -> Accelerator | None:
+    """Return the accelerator of a platform, None for a CPU or where no platform has this name."""
+    found = _platforms().get(platform.lower())
+    return _accelerators()[found.accelerator] if found and found.accelerator else None
+
+
 def _specificity(item: Strategy) -> tuple[int, int]:
     vendors = (*build.VENDORS, "cpu")
     place = 0 if item.platform == "*" else 1 if item.platform in vendors else 2

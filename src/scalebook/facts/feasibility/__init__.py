@@ -16,7 +16,6 @@ from typing import Any
 
 from scalebook import identity
 from scalebook.config import RunConfig
-from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator
 from scalebook.facts.feasibility.known import (
@@ -85,11 +84,7 @@ def _predicted(config: RunConfig) -> float | None:
 def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
     """Return the device that ran, else the platform's."""
     found = catalog.accelerator_for_device(accelerator) if accelerator else None
-    try:
-        name = catalog.platform(config.platform).accelerator
-    except CatalogError:
-        return found
-    return found or (catalog.accelerator(name) if name else None)
+    return found or catalog.device_of(config.platform)
 
 
 def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[KnownMemory]:

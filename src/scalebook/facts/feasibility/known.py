@@ -131,13 +131,8 @@ def _devices(runs: Iterable[Run]) -> dict[str, str]:
             named.setdefault(platform, set()).update([device] if isinstance(device, str) else [])
     found = {name: next(iter(devices)) for name, devices in named.items() if len(devices) == 1}
     for name in named.keys() - found.keys():
-        try:
-            accelerator = catalog.platform(name).accelerator
-        except CatalogError:
-            continue
-        if accelerator is not None:
-            names = catalog.accelerator(accelerator).device_names
-            found[name] = names[0] if names else accelerator
+        if device := catalog.device_of(name):
+            found[name] = next(iter(device.device_names), device.name)
     return found
 
 

@@ -220,21 +220,16 @@ def data_rule(found: Evidence) -> Iterator[Finding]:
     split = found.split
     if split is None or split.data is None or split.data < DATA:
         return
-    synthetic = not found.record.setting("data")
-    kept = "synthetic tokens" if synthetic else "the indexed dataset"
-    yield finding(
-        "data",
-        f"Fetching {kept} takes {percent(split.data)} of the step.",
-        *(
-            ("Look for other work on the host's cores, which make the tokens.",)
-            if synthetic
-            else (
-                "Keep the dataset on a local disk or in memory, and read ahead of the step.",
-                "Compare with synthetic tokens (data empty): the difference is the data's.",
-            )
-        ),
-        measured=split.data,
-    )
+    kept = "synthetic tokens"
+    advice = ["Look for other work on the host's cores, which make the tokens."]
+    if found.record.setting("data"):
+        kept = "the indexed dataset"
+        advice = [
+            "Keep the dataset on a local disk or in memory, and read ahead of the step.",
+            "Compare with synthetic tokens (data empty): the difference is the data's.",
+        ]
+    what = f"Fetching {kept} takes {percent(split.data)} of the step."
+    yield finding("data", what, *advice, measured=split.data)
 
 
 def optimizer_rule(found: Evidence) -> Iterator[Finding]:
@@ -247,11 +242,7 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
         "once a step, however many there are."
     ]
     sizes = found.parallelism
-    if (
-        sizes is not None
-        and sizes.data_parallel_sharding == "none"
-        and sizes.data_parallel_size > 1
-    ):
+    if sizes and sizes.data_parallel_sharding == "none" and sizes.data_parallel_size > 1:
         advice.append("data_parallel_sharding=optimizer: each replica then updates only its share.")
     advice.append("fused_optimizer=on, where the kernel is available.")
     yield finding(

@@ -17,14 +17,10 @@ SMALLEST = 0.03  # of the step
 def bubble_of(found: Evidence) -> float | None:
     """Return the idle fraction of the schedule in theory; 0 without pipeline parallelism."""
     split, batches = found.parallelism, found.num_microbatches
-    if split is None:
-        return None
-    if split.pipeline_parallel_size == 1:
-        return 0.0
-    if batches is None:
+    if split is None or (batches is None and split.pipeline_parallel_size > 1):
         return None
     chunks = split.virtual_pipeline_parallel_size
-    return pipeline_bubble(split.pipeline_parallel_size, batches, chunks)
+    return pipeline_bubble(split.pipeline_parallel_size, batches or 1, chunks)
 
 
 def head_fraction(found: Evidence) -> float | None:

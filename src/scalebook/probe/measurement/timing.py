@@ -79,6 +79,8 @@ class Budget:
 
     end: float
     skipped: list[Skipped]
+    place: Rank
+    show: Callable[[str], None]
     cases: int = 1  # each part sets how many it has
 
     def spend(
