@@ -105,7 +105,6 @@ class FactSource:
 
 
 def gather(runs: Path, images: Path, machine: FactSource | None = None) -> MachineFacts:
-    """Return the facts of a machine."""
     here = machine or FactSource()
     found = detect.detect(here.query, here.environment, here.root / "sys")
     devices, driver = _devices(here, found)

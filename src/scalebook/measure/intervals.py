@@ -42,7 +42,6 @@ class Interval:
     estimate: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse ends that are out of order."""
         if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
             raise ClaimError(f"{self.low} to {self.high} is not a range: write the low end first.")
 
@@ -61,11 +60,9 @@ class Interval:
         return self.low == self.high
 
     def __add__(self, other: Interval) -> Interval:
-        """Return every sum."""
         return Interval(self.low + other.low, self.high + other.high)
 
     def __neg__(self) -> Interval:
-        """Return every negative."""
         return Interval(-self.high, -self.low)
 
     def __mul__(self, other: Interval) -> Interval:
@@ -86,7 +83,6 @@ class Interval:
         return Interval(min(ends), max(ends))
 
     def __truediv__(self, other: Interval) -> Interval:
-        """Return every quotient."""
         return self * other.reciprocal()
 
     def scaled(self, factor: float) -> Interval:

@@ -233,7 +233,6 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
 
 
 def predict(config: RunConfig) -> Predicted:
-    """Return the prediction of one configuration."""
     try:
         shape = catalog.model(config.model)
     except CatalogError:

@@ -268,7 +268,13 @@ def experts(case: Case) -> Iterator[Problem]:
             f"expert_tensor_parallel_size={inner} does not divide the expert FFN width "
             f"{moe.ffn_hidden_size} of {case.shape.name}.",
         )
-    yield from _expert_world(case)
+    stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
+    if rest == 0 and stage % (size * inner):
+        yield Problem(
+            "experts",
+            f"expert {size} x expert tensor {inner} does not divide the {stage} ranks of a "
+            "pipeline stage (world_size / pipeline_parallel_size).",
+        )
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:
         yield Problem(
             "experts",
@@ -303,19 +309,6 @@ def expert_gradients(case: Case) -> Iterator[Problem]:
             f"expert_tensor_parallel_size={inner} differs from tensor_parallel_size={tensor} at "
             "expert_parallel_size=1: megatron-core would not keep copies of an expert equal. "
             f"Use expert_tensor_parallel_size={tensor}, or expert_parallel_size above 1.",
-        )
-
-
-def _expert_world(case: Case) -> Iterator[Problem]:
-    config = case.config
-    stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
-    group = config.expert_parallel_size * config.expert_tensor_parallel_size
-    if rest == 0 and stage % group:
-        yield Problem(
-            "experts",
-            f"expert {config.expert_parallel_size} x expert tensor "
-            f"{config.expert_tensor_parallel_size} does not divide the {stage} ranks of a pipeline "
-            f"stage (world_size / pipeline_parallel_size).",
         )
 
 

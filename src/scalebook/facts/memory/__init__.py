@@ -68,7 +68,6 @@ class StageMemory:
 
     @property
     def total(self) -> float:
-        """The sum of all parts (GiB)."""
         states = self.parameters + self.gradients + self.optimizer
         passing = self.logits + self.gathered + self.backward + self.update
         return states + self.activations + passing

@@ -32,7 +32,6 @@ class ScalingPoint:
     label: str = ""  # a run id or a name, shown with the row
 
     def __post_init__(self) -> None:
-        """Refuse impossible sizes and rates."""
         if self.world_size < 1 or not 1 <= self.nodes <= self.world_size:
             raise ClaimError(
                 f"world_size={self.world_size} on nodes={self.nodes} is not a valid size. "

@@ -145,7 +145,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _part(options: argparse.Namespace) -> NodePart:
-    """Return this node's part of a run."""
     directory: Path = options.directory
     name = "SLURM_NODEID" if "SLURM_NODEID" in os.environ else "RANK"
     text = os.environ.get(name, "")
@@ -229,7 +228,6 @@ def _follow(part: NodePart) -> int:
 
 
 def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> None:
-    """Wait until a condition holds, or until the time is over."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.5)

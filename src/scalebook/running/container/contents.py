@@ -56,7 +56,6 @@ class ImageFinding:
 
     @property
     def good(self) -> bool:
-        """Whether this is as it should be."""
         return self.verdict in ("as stated", "present")
 
 

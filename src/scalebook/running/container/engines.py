@@ -153,7 +153,6 @@ def surroundings(
 
 
 def installed(engines: Sequence[str] = ENGINES) -> list[str]:
-    """Return those of the engines that are installed here."""
     return [engine for engine in engines if shutil.which(engine) is not None]
 
 

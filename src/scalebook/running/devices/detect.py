@@ -35,7 +35,6 @@ class Machine:
     count: int
 
     def describe(self) -> str:
-        """Return the devices in words."""
         if self.vendor == "cpu":
             return "no GPU"
         return f"{self.count} x {self.device_name or 'an AMD GPU of unknown name'}"

@@ -72,7 +72,6 @@ def _start(
 
 
 def _period(environment: Mapping[str, str]) -> float:
-    """Return the seconds between two samples."""
     value = environment.get(PERIOD_VARIABLE, str(PERIOD_SECONDS))
     period = number(value)
     if period == 0:
