@@ -29,6 +29,14 @@ from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """TFLOP/s/GPU of one token/s over all GPUs, so that a rate times it is a FLOP rate."""
+
+    model: float
+    convention: str  # of the model FLOPs
+
+
 def _partial(record: RunRecord) -> str | None:
     """Return why the FLOPs of training are not those of all weights, None where they are."""
     trained = text_of(record.setting("trained"))
@@ -45,26 +53,25 @@ def _partial(record: RunRecord) -> str | None:
     return None
 
 
-def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[float | None, str, int | None, str | None]:
-    """Return the scale, the convention of its FLOPs, the model's layers, and why there is no scale.
+def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | None, str | None]:
+    """Return the scale, the layers of the model, and the reason for no scale.
 
-    It is TFLOP/s/GPU of one token/s over all GPUs, so that a rate times it is a FLOP rate. The
-    model's own vocabulary counts, so that two splits of one model count the same FLOPs.
+    The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
     """
     shape, reason = run_shape(record)
-    layers = shape.num_layers if shape else count(record, "num_layers")
     if (partial := _partial(record)) is not None:
-        return None, DEFAULT_CONVENTION, layers, partial
+        return None, shape.num_layers if shape else count(record, "num_layers"), partial
     length = document_length(record)
     world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
-        return None, DEFAULT_CONVENTION, layers, reason
+        return None, count(record, "num_layers"), reason
     if length is None or world is None:
         missing = "sequence_length" if length is None else "world_size"
-        return None, DEFAULT_CONVENTION, layers, f"The run names no {missing}."
+        return None, shape.num_layers, f"The run names no {missing}."
     gpus, modules = world * 1e12, count(record, "mtp_layers") or 0
     counted = headline_convention(shape)
-    return flops_per_token(shape, length, counted, mtp_layers=modules) / gpus, counted, layers, None
+    model = flops_per_token(shape, length, counted, mtp_layers=modules) / gpus
+    return _Scale(model, counted), shape.num_layers, None
 
 
 def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
@@ -141,17 +148,17 @@ def _no_interval(found: Throughput | None) -> str:
 
 def mfu_of(record: RunRecord, rate: float) -> float | None:
     """Return the fraction of the peak for a rate of one GPU (tokens/s); None where unknown."""
-    scale, peak = _scale(record, of_one_gpu=True)[0], peak_of(record, None)[0]
-    value = rate * scale / peak if scale and peak else None
+    (scale, _, _), (peak, _, _) = _scale(record, of_one_gpu=True), peak_of(record, None)
+    value = rate * scale.model / peak if scale and peak else None
     return value if value is None or value <= 1 else None
 
 
 def _void(
-    rates: Throughput | None, scale: float | None, record: RunRecord, named: str | None
+    rates: Throughput | None, scale: _Scale | None, record: RunRecord, named: str | None
 ) -> str | None:
     """Return why a rate cannot be true, None where it can: it is above what the device can do."""
     limit, precision = highest_peak(record, named)
-    achieved = rates.tokens_per_second * scale if rates and scale else 0.0
+    achieved = rates.tokens_per_second * scale.model if rates and scale else 0.0
     if limit is None or achieved <= limit:
         return None
     return (
@@ -226,8 +233,7 @@ class _Rated:
     rates: Throughput | None
     no_rate: str | None
     void: str | None
-    scale: float | None
-    convention: str  # of the model FLOPs
+    scale: _Scale | None
     layers: int | None
     no_scale: str | None
     peak: float | None
@@ -237,7 +243,9 @@ class _Rated:
     @property
     def achieved(self) -> float | None:
         """Model TFLOP/s of a GPU."""
-        return self.rates.tokens_per_second * self.scale if self.rates and self.scale else None
+        return (
+            self.rates.tokens_per_second * self.scale.model if self.rates and self.scale else None
+        )
 
     def mfu(self, start: float) -> dict[str, Any]:
         """Return the fields of RunMetrics that are fractions of the peak."""
@@ -247,7 +255,7 @@ class _Rated:
         rates, scale, peak = self.rates, self.scale, self.peak
         if rates is None or scale is None or peak is None:
             return found
-        value = rates.tokens_per_second * scale / peak
+        value = rates.tokens_per_second * scale.model / peak
         if value > 1:
             why = (
                 f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
@@ -259,7 +267,7 @@ class _Rated:
         if interval is None:
             found["mfu_interval_reason"] = _no_interval(rates)
         else:
-            found["mfu_low"], found["mfu_high"] = (end * scale / peak for end in interval)
+            found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
         return found
 
 
@@ -268,10 +276,11 @@ def _rated(
 ) -> _Rated:
     """Return the rates over measured steps; ``named`` is the precision of the peak."""
     seen, no_rate = throughput(record, steps, devices, interval=interval)
-    scale = _scale(record, seen is not None and seen.of_one_gpu)
-    void = _void(seen, scale[0], record, named)
+    scale, layers, no_scale = _scale(record, seen is not None and seen.of_one_gpu)
+    void = _void(seen, scale, record, named)
     rates, no_rate = (None, void) if void else (seen, no_rate)
-    return _Rated(seen, rates, no_rate, void, *scale, *peak_of(record, named))
+    peak = peak_of(record, named)
+    return _Rated(seen, rates, no_rate, void, scale, layers, no_scale, *peak)
 
 
 def printed(run: Run, peak_precision: str | None = None) -> dict[str, Any]:
@@ -340,7 +349,7 @@ def numbers(
         measured_steps=len(steps),
         **_rates(rates, no_rate, count(record, "world_size"), start)
         | _printed(rates, record, every),
-        flops_convention=rated.convention,
+        flops_convention=rated.scale.convention if rated.scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_flops,
         peak_tflops_per_second=rated.peak,
         peak_precision=rated.peak_name,
