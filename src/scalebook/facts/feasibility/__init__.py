@@ -49,11 +49,9 @@ def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ..
     """
     shown = [one for one in known(runs) if model in (None, one.config.model)]
     cells = [_cell(one) for one in shown]
-    by_scope: dict[tuple[object, ...], list[KnownMemory]] = {}
-    for one, cell in zip(shown, cells, strict=True):
-        by_scope.setdefault(scope_of(cell), []).append(one)
-    for same in by_scope.values():
-        cells += map(_cell, _unmeasured(same))
+    pairs = list(zip(shown, cells, strict=True))
+    for same in identity.alike(pairs, lambda pair: scope_of(pair[1])):
+        cells += map(_cell, _unmeasured([one for one, _ in same]))
     return tuple(sorted(cells, key=_sorting))
 
 

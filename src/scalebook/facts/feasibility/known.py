@@ -49,12 +49,8 @@ def known(runs: Iterable[Run]) -> tuple[KnownMemory, ...]:
     """
     runs = tuple(runs)
     devices = _devices(runs)
-    shown: dict[tuple[str | None, str], list[KnownMemory]] = {}
-    for run in runs:
-        one = _shown(run, devices)
-        if one is not None:
-            shown.setdefault(one.key, []).append(one)
-    return tuple(_merged(same) for same in shown.values())
+    shown = [one for run in runs if (one := _shown(run, devices))]
+    return tuple(map(_merged, identity.alike(shown, lambda one: one.key)))
 
 
 def ran_out(record: RunRecord) -> bool:

@@ -31,25 +31,17 @@ def _misfits(shape: ModelShape, size: int) -> Iterator[tuple[str, str]]:
     if uneven and size % groups:
         words = f"neither divides nor is a multiple of the {groups} key-value groups of {name}"
         yield "key_value_groups", words
-    elif uneven and heads % size == 0 and _projection_width(shape) % size:
+    # The columns of the fused query-key-value projection, which repeated groups do not widen.
+    elif uneven and heads % size == 0 and (heads + 2 * groups) * shape.head_dim % size:
         parts = f"{heads} + 2 x {groups} heads of {shape.head_dim}"
         words = f"does not divide the query-key-value projection of {name} ({parts})"
         yield "key_value_groups", words
-    for width in _split_widths(shape):
-        if width % size:
-            yield "ffn", f"does not divide the FFN width {width} of {name}"
-
-
-def _projection_width(shape: ModelShape) -> int:
-    """Columns of the fused query-key-value projection, which repeated groups do not widen."""
-    return (shape.num_attention_heads + 2 * shape.num_query_groups) * shape.head_dim
-
-
-def _split_widths(shape: ModelShape) -> list[int]:
-    """FFN widths that tensor parallelism splits (experts are split by their own size)."""
+    # FFN widths that tensor parallelism splits: experts are split by their own size.
     moe = shape.moe
     widths = [shape.ffn_hidden_size] if moe is None or moe.first_dense_layers else []
-    return [*widths, moe.shared_ffn_hidden_size] if moe else widths
+    for width in [*widths, moe.shared_ffn_hidden_size] if moe else widths:
+        if width % size:
+            yield "ffn", f"does not divide the FFN width {width} of {name}"
 
 
 def tensor_parallel(case: Case) -> Iterator[Problem]:

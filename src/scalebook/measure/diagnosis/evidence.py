@@ -12,7 +12,6 @@ from scalebook import untrusted
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import catalog, memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
-from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
@@ -24,7 +23,7 @@ from scalebook.measure.metrics.recorded import (
     recomputed,
     run_shape,
 )
-from scalebook.measure.metrics.step_anatomy import marks_of, theory
+from scalebook.measure.metrics.step_anatomy import marks_of
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, number_of, object_of
@@ -93,12 +92,10 @@ class Evidence:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the run trained on accelerators."""
         return self.metrics.platform not in (None, "cpu")
 
     @property
     def device(self) -> Accelerator | None:
-        """The accelerator in the catalog."""
         return catalog.accelerator_for_device(self.metrics.accelerator or "")
 
     @property
@@ -153,10 +150,6 @@ class Evidence:
             return memory.estimate(self.shape, self.parallelism, **values)
         except (ScalebookError, ArithmeticError, ValueError):
             return None
-
-    def sent(self) -> CommunicationEstimate | None:
-        """Return the bytes that a rank sends in a step, by kind."""
-        return theory(self.record)
 
 
 def number(value: Any) -> float | None:
@@ -255,6 +248,7 @@ def _profile(told: Breakdown, median: float | None) -> Split | None:
     between = min(named.pop(SENDS, 0.0), exposed)
     added = min(max(whole - median, 0.0), idle) if median else 0.0
     whole, idle = whole - added, idle - added
+    rest = [told.kinds[name] for name in ("elementwise", "norm", "copy") if name in told.kinds]
     gaps = None if told.launch_gap_seconds is None else max(told.launch_gap_seconds - added, 0.0)
     return Split(
         source="profile",
@@ -271,13 +265,8 @@ def _profile(told: Breakdown, median: float | None) -> Split | None:
         kernels_per_step=told.kernels_per_step,
         kernel_seconds=told.kernel_seconds,
         attention=told.kinds["attention"] / whole if "attention" in told.kinds else None,
-        elementwise=_kinds(told, whole, "elementwise", "norm", "copy"),
+        elementwise=sum(rest) / whole if rest else None,
     )
-
-
-def _kinds(told: Breakdown, whole: float, *names: str) -> float | None:
-    there = [told.kinds[name] for name in names if name in told.kinds]
-    return sum(there) / whole if there and whole else None
 
 
 def _marks(steps: Steps) -> Split | None:

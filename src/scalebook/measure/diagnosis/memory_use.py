@@ -55,13 +55,15 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
         for less in ("none", "pointwise", "selective")
         if less != mode
     }
+    # Of the time in which products may run: all of the step where nobody measured.
+    measured = found.split.compute if found.split else None
+    share = 1.0 - (bubble_of(found) or 0.0) if measured is None else min(measured, 1.0)
     yield finding(
         "recompute",
         f"recompute={mode} repeats {percent(extra)} of all matrix products: HFU is "
         f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}.",
         _less_recomputation(needs),
-        # of the time in which products run, which is no more than the step
-        computed=extra * _compute(found),
+        computed=extra * share,
         evidence={"hfu": metrics.hfu, "mfu": metrics.mfu, "recompute": str(mode)},
     )
 
@@ -77,14 +79,6 @@ def _less_recomputation(needs: Mapping[str, Need | None]) -> str:
             "over more GPUs to do without it."
         )
     return "Try less recomputation, where memory is left: no prediction fits what was measured."
-
-
-def _compute(found: Evidence) -> float:
-    """Return the share of the step in which products may run: all of it where nobody measured."""
-    share = found.split.compute if found.split else None
-    if share is not None:
-        return min(share, 1.0)
-    return 1.0 - (bubble_of(found) or 0.0)
 
 
 def micro_batch_rule(found: Evidence) -> Iterator[Finding]:

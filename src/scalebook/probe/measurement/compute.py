@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from scalebook import identity
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.probes import Attention, Matmul, ProbeRequest, Sample, Sustained
@@ -51,10 +52,6 @@ class OperandKind:
     dtype: torch.dtype
     float32_matmul: str = "highest"
     scaled: bool = False  # fp8: torch._scaled_mm, both operands K-major
-
-    def apply(self) -> None:
-        """Tell torch how products of float32 are computed."""
-        torch.set_float32_matmul_precision(self.float32_matmul)
 
 
 BF16 = OperandKind("bf16", torch.bfloat16)
@@ -106,8 +103,7 @@ def _matrices(buffer: Tensor, *shapes: tuple[int, int]) -> list[list[Tensor]]:
 
 def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: int, k: int) -> Call:
     """Return a call that multiplies [m, k] by [k, n]; its number chooses the operands."""
-    if precision.scaled:
-        return _scaled(buffer, m, n, k)
+    layout = "forward" if precision.scaled else layout
     stored = {
         "plain": ((m, k), (k, n)),
         "forward": ((m, k), (n, k)),  # x W^T
@@ -122,27 +118,17 @@ def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: i
         )
         for left, right in _matrices(buffer, *stored)
     ]
-    if layout == "wgrad_accumulate":  # added to an fp32 sum by one kernel, as the trainer does
+    if precision.scaled:  # one scale a tensor and a bf16 result
+        one = torch.ones((), dtype=torch.float32, device=buffer.device)
+        multiply = partial(torch_any._scaled_mm, scale_a=one, scale_b=one, use_fast_accum=True)
+        multiply = partial(multiply, out_dtype=torch.bfloat16)
+    elif layout == "wgrad_accumulate":  # added to an fp32 sum by one kernel, as the trainer does
         total = torch.zeros(m, n, dtype=torch.float32, device=buffer.device)
         multiply = partial(torch_any.addmm, total, out_dtype=total.dtype, out=total)
     else:
         output = torch.empty(m, n, dtype=precision.dtype, device=buffer.device)
         multiply = partial(torch_any.mm, out=output)
     return lambda number: multiply(*sets[number % len(sets)])
-
-
-def _scaled(buffer: Tensor, m: int, n: int, k: int) -> Call:
-    """Return an fp8 product with one scale a tensor and a bf16 result."""
-    one = torch.ones((), dtype=torch.float32, device=buffer.device)
-    sets = _matrices(buffer, (m, k), (n, k))
-
-    def call(number: int) -> object:
-        left, right = sets[number % len(sets)]
-        return torch_any._scaled_mm(
-            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    return call
 
 
 # The GEMM ceiling: a sweep of shapes, and the products of models' layers
@@ -229,11 +215,9 @@ def measured_matmuls(cases: Sequence[MatmulCase], budget: Budget) -> list[Matmul
     """Return the rate of each case; cases of one precision share a buffer."""
     found: list[Matmul] = []
     budget.cases = len(cases)
-    by_precision: dict[OperandKind, list[MatmulCase]] = {}
-    for case in cases:
-        by_precision.setdefault(case.precision, []).append(case)
-    for precision, members in by_precision.items():
-        precision.apply()
+    for members in identity.alike(cases, lambda case: case.precision):
+        precision = members[0].precision
+        torch.set_float32_matmul_precision(precision.float32_matmul)
         most = max(elements(case.m, case.n, case.k) for case in members)
         buffer = arena(precision, most, budget.place)
         for case in members:
@@ -241,7 +225,7 @@ def measured_matmuls(cases: Sequence[MatmulCase], budget: Budget) -> list[Matmul
         del buffer
         if budget.place.on_gpu:
             cuda.empty_cache()
-    FP32.apply()
+    torch.set_float32_matmul_precision(FP32.float32_matmul)
     return found
 
 

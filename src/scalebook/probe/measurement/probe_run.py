@@ -48,7 +48,6 @@ class ProbeProgress:
             print(text, flush=True)
 
     def share(self, part: str) -> float:
-        """Return the seconds of a part."""
         shares = SHARES if self.here.size == 1 else {**SHARES, "collectives": COLLECTIVES}
         return self.seconds * shares[part] / sum(shares.values())
 

@@ -107,7 +107,6 @@ class NodePart:
         )
 
     def run(self, plan: Launch, environment: dict[str, str]) -> finish_run.Ended:
-        """Run this node's ranks to their end."""
         return runner.supervise(
             self.directory,
             self.config,
