@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from scalebook.running import processes
@@ -72,11 +71,10 @@ def _watch(child: subprocess.Popen[bytes], stops: list[int], wake: int) -> None:
 
 def _end(child: subprocess.Popen[bytes], grace_seconds: float) -> None:
     """Ask the command to end; after the grace, kill its process group."""
-    deadline = time.monotonic() + grace_seconds
     child.terminate()
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if child.poll() is None:
+    try:
+        child.wait(grace_seconds)
+    except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
 
 

@@ -22,7 +22,6 @@ from scalebook.facts.feasibility.known import (
     SCOPE,
     SETTINGS,
     Cell,
-    Evidence,
     KnownMemory,
     Verdict,
     known,
@@ -33,7 +32,7 @@ from scalebook.facts.legality import fit
 from scalebook.settings import without_effect
 from scalebook.store import Run
 
-__all__ = ["SCOPE", "Cell", "Evidence", "Verdict", "feasibility", "scope_of"]
+__all__ = ["SCOPE", "Cell", "Verdict", "feasibility", "scope_of"]
 
 _SPLIT = (
     *("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size"),
