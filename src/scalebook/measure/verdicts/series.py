@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import query, untrusted
+from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.measure.metrics.steady import Steady, find_steady
 from scalebook.record import RunRecord, StepRecord, number_of
@@ -63,8 +63,11 @@ def _lines(path: Path, *, follow: bool) -> Iterator[tuple[int, str]]:
 
 
 def _seconds(path: Path, number: int, line: str) -> float:
-    value = query.number(line)
-    if value is None or not _SHORTEST < value < _LONGEST:
+    try:
+        value = float(line)
+    except ValueError:
+        value = math.nan
+    if not _SHORTEST < value < _LONGEST:
         raise RecordError(
             f"{path} line {number}: {line[:40]!r} is not a step time. Write seconds above zero, "
             "one per line, or give a steps.jsonl."

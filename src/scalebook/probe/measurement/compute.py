@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from scalebook import identity
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.probes import Attention, Matmul, ProbeRequest, Sample, Sustained
@@ -215,8 +214,8 @@ def measured_matmuls(cases: Sequence[MatmulCase], budget: Budget) -> list[Matmul
     """Return the rate of each case; cases of one precision share a buffer."""
     found: list[Matmul] = []
     budget.cases = len(cases)
-    for members in identity.alike(cases, lambda case: case.precision):
-        precision = members[0].precision
+    for precision in dict.fromkeys(case.precision for case in cases):
+        members = [case for case in cases if case.precision == precision]
         torch.set_float32_matmul_precision(precision.float32_matmul)
         most = max(elements(case.m, case.n, case.k) for case in members)
         buffer = arena(precision, most, budget.place)
