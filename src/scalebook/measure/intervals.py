@@ -11,16 +11,9 @@ from functools import lru_cache
 
 from scalebook.errors import ClaimError
 
-SCALES = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "b": 10**9,
-    "t": 10**12,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
+_WORDS = ("thousand", "million", "billion", "trillion")
+SCALES = {"": 1} | {
+    name: 1000**power for power, word in enumerate(_WORDS, 1) for name in (word, "kmbt"[power - 1])
 }
 
 _NUMERAL = re.compile(
@@ -98,14 +91,8 @@ class Interval:
 
     def meets(self, other: Interval, relative: float = 1e-9) -> bool:
         """Return whether some number lies in both, up to floating-point rounding."""
-        slack = relative * max(
-            (
-                abs(end)
-                for end in (self.low, other.high, other.low, self.high)
-                if not math.isinf(end)
-            ),
-            default=0.0,
-        )
+        ends = (self.low, other.high, other.low, self.high)
+        slack = relative * max((abs(end) for end in ends if not math.isinf(end)), default=0.0)
         return self.low <= other.high + slack and other.low <= self.high + slack
 
 
