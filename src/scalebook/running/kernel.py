@@ -41,8 +41,9 @@ def run_parameters(namespace: Mapping[str, Any]) -> tuple[RunConfig, RunOptions]
         ConfigError: a name is unknown, or a value has another type or is out of range.
     """
     named = {n: v for n, v in namespace.items() if not (n.startswith("_") or n in KERNEL_NAMES)}
-    kinds = str | int | float | list | dict | tuple | None  # of parameters, right or wrong
-    given = {name: value for name, value in named.items() if isinstance(value, kinds)}
+    # What can be a parameter, right or wrong.
+    plain = (str, int, float, list, dict, tuple, type(None))
+    given = {name: value for name, value in named.items() if isinstance(value, plain)}
     own: dict[str, Any] = {}
     for name, field in RunOptions.__dataclass_fields__.items():
         own[name] = given.pop(name, field.default)

@@ -21,7 +21,7 @@ Kind = Literal[
 Phase = Literal["forward", "backward", "optimizer", "data"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "data")
 
-_TABLE: dict[str, dict[str, Any]] = tomllib.loads(
+_TABLE: Any = tomllib.loads(
     (resources.files("scalebook.measure.anatomy") / "kinds.toml").read_text("utf-8")
 )
 _KINDS: dict[Kind, re.Pattern[str]] = {
@@ -41,7 +41,8 @@ PIPELINE = "scalebook.pipeline"  # waits for another stage, on a CPU
 @lru_cache(maxsize=20_000)
 def kind_of(name: str) -> Kind:
     """Return the kind of work that a kernel or operator of this name does."""
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), "other")
+    found = (kind for kind, pattern in _KINDS.items() if pattern.search(name))
+    return next(found, None) or "other"
 
 
 @lru_cache(maxsize=2_000)
