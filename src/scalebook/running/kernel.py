@@ -40,10 +40,7 @@ def run_parameters(namespace: Mapping[str, Any]) -> tuple[RunConfig, RunOptions]
     Raises:
         ConfigError: a name is unknown, or a value has another type or is out of range.
     """
-    named = {n: v for n, v in namespace.items() if not (n.startswith("_") or n in KERNEL_NAMES)}
-    # What can be a parameter, right or wrong.
-    plain = (str, int, float, list, dict, tuple, type(None))
-    given = {name: value for name, value in named.items() if isinstance(value, plain)}
+    given = {name: value for name, value in namespace.items() if _is_parameter(name, value)}
     own: dict[str, Any] = {}
     for name, field in RunOptions.__dataclass_fields__.items():
         own[name] = given.pop(name, field.default)
@@ -54,6 +51,12 @@ def run_parameters(namespace: Mapping[str, Any]) -> tuple[RunConfig, RunOptions]
                 f"Parameter {name}={own[name]!r} is a {kind}, not a {wanted.__name__}."
             )
     return RunConfig.from_parameters(_settled(given)), RunOptions(**own)
+
+
+def _is_parameter(name: str, value: Any) -> bool:
+    """Return whether a name of a kernel's namespace can be a parameter, right or wrong."""
+    plain = value is None or isinstance(value, str | int | float | list | dict | tuple)
+    return plain and not name.startswith("_") and name not in KERNEL_NAMES
 
 
 def _settled(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,10 @@ PIPELINE = "scalebook.pipeline"  # waits for another stage, on a CPU
 @lru_cache(maxsize=20_000)
 def kind_of(name: str) -> Kind:
     """Return the kind of work that a kernel or operator of this name does."""
-    found = (kind for kind, pattern in _KINDS.items() if pattern.search(name))
-    return next(found, None) or "other"
+    for kind, pattern in _KINDS.items():
+        if pattern.search(name):
+            return kind
+    return "other"
 
 
 @lru_cache(maxsize=2_000)
