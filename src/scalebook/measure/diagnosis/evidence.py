@@ -12,6 +12,7 @@ from scalebook import untrusted
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.facts import catalog, memory
 from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.anatomy.kinds import EXPERTS, SENDS
@@ -23,7 +24,7 @@ from scalebook.measure.metrics.recorded import (
     recomputed,
     run_shape,
 )
-from scalebook.measure.metrics.step_anatomy import marks_of
+from scalebook.measure.metrics.step_anatomy import marks_of, theory
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, number_of, object_of
@@ -150,6 +151,10 @@ class Evidence:
             return memory.estimate(self.shape, self.parallelism, **values)
         except (ScalebookError, ArithmeticError, ValueError):
             return None
+
+    def sent(self) -> CommunicationEstimate | None:
+        """Return the bytes that a rank sends in a step, by kind."""
+        return theory(self.record)
 
 
 def number(value: Any) -> float | None:

@@ -9,7 +9,6 @@ from scalebook.measure.anatomy.kinds import COLLECTIVES
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, Value, finding, percent
 from scalebook.measure.diagnosis.memory_use import fits_with
 from scalebook.measure.diagnosis.pipeline import waiting_of
-from scalebook.measure.metrics.step_anatomy import theory
 
 SMALLEST = 0.05  # of the step; the seed of this list calls 0.3 heavy
 GB = 1e9
@@ -36,7 +35,7 @@ def communication_rule(found: Evidence) -> Iterator[Finding]:
 
 def _rate(found: Evidence) -> tuple[float | None, str]:
     """Return the rate (GB/s) at which a rank sent while communication ran, and a sentence."""
-    sent, split = theory(found.record), found.split
+    sent, split = found.sent(), found.split
     if sent is None or split is None or not split.collective_seconds or not sent.total:
         return None, ""
     rate = sent.total / GB / split.collective_seconds
@@ -126,7 +125,7 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
     need = fits_with(changed, num_microbatches=batches // 2, measured=found)
     if split.tensor_parallel_size % 2 or need is None or not need.fits:
         return
-    sent = theory(found.record)
+    sent = found.sent()
     evidence: dict[str, Value] = {"predicted_gib": need.gib, "device_gib": need.of_gib}
     words = ""
     if sent is not None and sent.tensor:
