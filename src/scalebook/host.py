@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scalebook import __version__, scrub
-from scalebook.query import printed
+from scalebook.query import printed, said_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -147,11 +147,8 @@ def by_processes(
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return the CPU's model name, None where the system does not say."""
-    try:
-        match = re.search(r"^model name\s*: (.+)$", path.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match[1].strip() if match else platform.processor() or None
+    name = said_of(path, r"^model name\s*: (.+)$")
+    return name.strip() if name else platform.processor() or None
 
 
 def memory_gib() -> float | None:

@@ -1,11 +1,13 @@
-"""Commands that are asked something: what they answer, whether they are there or not."""
+"""What commands answer, and files of the kernel and drivers say, whether they are there or not."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # A first call wakes a driver or a daemon, and a busy controller answers late.
 ASK_SECONDS = 60.0
@@ -55,6 +57,20 @@ def printed(command: Sequence[str], seconds: float = ASK_SECONDS) -> str | None:
     """Return what a command prints; None where it is missing, fails or hangs."""
     answer = ask(command, seconds)
     return answer.output if answer.code == 0 else None
+
+
+def said(path: Path) -> str:
+    """Return what a file says; nothing where it is missing or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def said_of(path: Path, pattern: str) -> str | None:
+    """Return the first group of a pattern where a file has it, None where it does not."""
+    found = re.search(pattern, said(path), re.MULTILINE)
+    return found[1] if found else None
 
 
 def cells(text: str) -> list[list[str]]:

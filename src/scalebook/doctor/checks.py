@@ -97,7 +97,6 @@ def known(facts: MachineFacts) -> CheckResult | None:
 
 
 def free_memory(facts: MachineFacts) -> CheckResult | None:
-    """Return whether the GPUs' memory is free."""
     shares = [(share, device) for device in facts.devices if (share := _used(device)) is not None]
     if not shares:
         return None
@@ -190,7 +189,6 @@ def size(count: float) -> str:
 
 
 def place(facts: MachineFacts) -> CheckResult:
-    """Return whether this is a container."""
     return ok("place", f"inside a container ({facts.inside})" if facts.inside else "bare machine")
 
 
@@ -232,7 +230,6 @@ def locked_memory(facts: MachineFacts) -> CheckResult:
 
 
 def stack(facts: MachineFacts) -> CheckResult:
-    """Return whether threads have the usual stack."""
     advice = "Raise it: ulimit -s 65536, or --ulimit=stack=67108864 for a container."
     return _limit("stack", facts.stack, STACK_WANTED, advice)
 
@@ -267,7 +264,6 @@ def governor(facts: MachineFacts) -> CheckResult | None:
 
 
 def host_memory(facts: MachineFacts) -> CheckResult:
-    """Return whether the host has memory for its ranks."""
     if facts.memory_available is None:
         return CheckResult("host memory", "unknown", "the kernel does not report it")
     wanted = MEMORY_WANTED * len(facts.devices) if facts.devices else 2 * GIB
@@ -279,7 +275,6 @@ def host_memory(facts: MachineFacts) -> CheckResult:
 
 
 def disk(facts: MachineFacts) -> CheckResult:
-    """Return whether runs can be written."""
     if not facts.runs_writable:
         advice = "Make the folder yours (sudo chown), or name another with --runs."
         return CheckResult("disk", "problem", f"{facts.runs} cannot be written", advice)

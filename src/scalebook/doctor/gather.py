@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scalebook.facts import catalog
 from scalebook.measure.probes import topology
-from scalebook.query import cells, number, printed
+from scalebook.query import cells, number, printed, said, said_of
 from scalebook.running.container import contents, engines
 from scalebook.running.devices import detect
 
@@ -101,15 +101,15 @@ class FactSource:
 
     def text(self, path: str) -> str | None:
         """Return what a file holds, None where it is not or may not be read."""
-        return _text(self.root / path)
+        return said(self.root / path) or None
 
 
 def gather(runs: Path, images: Path, machine: FactSource | None = None) -> MachineFacts:
-    """Return the facts of a machine."""
     here = machine or FactSource()
     found = detect.detect(here.query, here.environment, here.root / "sys")
     devices, driver = _devices(here, found)
     name = devices[0].name if devices else None
+    available = said_of(here.root / "proc/meminfo", r"^MemAvailable:\s*(\d+)")
     surroundings = engines.surroundings(found.vendor, images, environment=here.environment)
     return MachineFacts(
         vendor=found.vendor,
@@ -128,7 +128,7 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
         numa_balancing=here.text("proc/sys/kernel/numa_balancing"),
         numa_nodes=len(list((here.root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
         governor=here.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        memory_available=_available(here.text("proc/meminfo") or ""),
+        memory_available=int(available) * 1024 if available else None,
         runs=str(runs),
         runs_free=_space(_nearest(runs), "free"),
         runs_writable=os.access(_nearest(runs), os.W_OK),
@@ -187,11 +187,6 @@ def _group(number: int) -> str:
 def _limit(kind: int) -> int | None:
     soft, _hard = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _available(meminfo: str) -> int | None:
-    found = re.search(r"^MemAvailable:\s*(\d+)", meminfo, re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
 
 
 def _nearest(path: Path) -> Path:
@@ -258,7 +253,7 @@ def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[GpuState, ...
     folders = [
         path / "device"
         for path in sorted(cards, key=lambda path: int(path.name.removeprefix("card")))
-        if _text(path / "device" / "vendor") == "0x1002"
+        if said(path / "device" / "vendor") == "0x1002"
     ]
     known = [*names, *[None] * len(folders)]
     return tuple(
@@ -269,7 +264,7 @@ def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[GpuState, ...
             memory_used_mib=_scaled(folder / "mem_info_vram_used", MIB),
             power_cap_watts=_first(folder, "power1_cap"),
             power_default_watts=_first(folder, "power1_cap_default"),
-            performance_level=_text(folder / "power_dpm_force_performance_level"),
+            performance_level=said(folder / "power_dpm_force_performance_level") or None,
         )
         for index, folder in enumerate(folders)
     )
@@ -281,15 +276,8 @@ def _first(folder: Path, name: str) -> float | None:
 
 
 def _scaled(path: Path, unit: float) -> float | None:
-    value = number(_text(path) or "")
+    value = number(said(path))
     return None if value is None else value / unit
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
 
 
 def amd_processes(sysfs: Path, own: Sequence[int]) -> tuple[int, ...] | None:
@@ -303,8 +291,8 @@ def amd_processes(sysfs: Path, own: Sequence[int]) -> tuple[int, ...] | None:
 def cards_on_bus(sysfs: Path) -> dict[str, int]:
     """Return how many graphics and compute cards of each vendor the PCI bus has."""
     vendors = (
-        PCI_VENDORS.get(_text(path / "vendor") or "")
+        PCI_VENDORS.get(said(path / "vendor"))
         for path in sysfs.glob("bus/pci/devices/*")
-        if (_text(path / "class") or "").startswith(PCI_CLASSES)
+        if said(path / "class").startswith(PCI_CLASSES)
     )
     return dict(Counter(vendor for vendor in vendors if vendor))

@@ -108,7 +108,6 @@ class CommunicationEstimate:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds together."""
         return self.tensor + self.pipeline + self.context + self.expert + self.data
 
 

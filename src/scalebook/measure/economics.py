@@ -58,7 +58,6 @@ class Inputs:
                 raise ClaimError(f"{name}={value.low:g} must be a number, {words}.")
 
     def stated(self) -> dict[str, Interval]:
-        """Return the inputs that were stated."""
         pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: value for name, value in pairs if value is not None}
 
@@ -165,11 +164,13 @@ def _factor(name: str, stated: Mapping[str, Interval]) -> Interval:
 
 def _formula(product: _Product) -> str:
     """Return the formula for people, its unit conversion left out."""
-    top = " x ".join(f"(1 + {name[2:]})" if name[1] == "+" else name for name in product.over)
-    if not product.under:
-        return top
-    below = " x ".join(f"(1 + {name[2:]})" if name[1] == "+" else name for name in product.under)
-    return f"{top} / ({below})" if len(product.under) > 1 else f"{top} / {below}"
+    top, below = (
+        " x ".join(f"(1 + {name[2:]})" if name[1] == "+" else name for name in names)
+        for names in (product.over, product.under)
+    )
+    if len(product.under) > 1:
+        return f"{top} / ({below})"
+    return f"{top} / {below}" if below else top
 
 
 def read_range(text: str) -> Interval:

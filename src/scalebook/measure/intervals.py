@@ -11,16 +11,9 @@ from functools import lru_cache
 
 from scalebook.errors import ClaimError
 
-SCALES = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "b": 10**9,
-    "t": 10**12,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
+_WORDS = ("thousand", "million", "billion", "trillion")
+SCALES = {"": 1} | {
+    name: 1000**power for power, word in enumerate(_WORDS, 1) for name in (word, "kmbt"[power - 1])
 }
 
 _NUMERAL = re.compile(
@@ -42,7 +35,6 @@ class Interval:
     estimate: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse ends that are out of order."""
         if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
             raise ClaimError(f"{self.low} to {self.high} is not a range: write the low end first.")
 
@@ -61,11 +53,9 @@ class Interval:
         return self.low == self.high
 
     def __add__(self, other: Interval) -> Interval:
-        """Return every sum."""
         return Interval(self.low + other.low, self.high + other.high)
 
     def __neg__(self) -> Interval:
-        """Return every negative."""
         return Interval(-self.high, -self.low)
 
     def __mul__(self, other: Interval) -> Interval:
@@ -86,7 +76,6 @@ class Interval:
         return Interval(min(ends), max(ends))
 
     def __truediv__(self, other: Interval) -> Interval:
-        """Return every quotient."""
         return self * other.reciprocal()
 
     def scaled(self, factor: float) -> Interval:
@@ -102,14 +91,8 @@ class Interval:
 
     def meets(self, other: Interval, relative: float = 1e-9) -> bool:
         """Return whether some number lies in both, up to floating-point rounding."""
-        slack = relative * max(
-            (
-                abs(end)
-                for end in (self.low, other.high, other.low, self.high)
-                if not math.isinf(end)
-            ),
-            default=0.0,
-        )
+        ends = (self.low, other.high, other.low, self.high)
+        slack = relative * max((abs(end) for end in ends if not math.isinf(end)), default=0.0)
         return self.low <= other.high + slack and other.low <= self.high + slack
 
 

@@ -99,13 +99,6 @@ def _shape(requested: Values) -> dict[str, Any]:
 
 def _device(requested: Values, environment: Values) -> Iterator[Deviation]:
     """Yield the device where it is another than the platform's."""
-    name = environment.get("accelerator")
-    if not isinstance(name, str):
-        return
-    try:
-        asked = catalog.platform(str(requested.get("platform"))).accelerator
-    except CatalogError:
-        return
-    found = catalog.accelerator_for_device(name)
-    if asked is not None and (found is None or found.name != asked):
-        yield Deviation("accelerator", asked, name)
+    name, asked = environment.get("accelerator"), catalog.device_of(str(requested.get("platform")))
+    if isinstance(name, str) and asked and catalog.accelerator_for_device(name) != asked:
+        yield Deviation("accelerator", asked.name, name)

@@ -309,7 +309,6 @@ _NOT_STEADY = "There is no steady state of two steps or more."
     null=_NOT_STEADY,
 )
 def step_seconds_std(run: Subject) -> float | Missing:
-    """Return the standard deviation (n - 1) of the steady steps, in seconds."""
     found = run.spread
     return found if isinstance(found, Missing) else found[0]
 
@@ -321,7 +320,6 @@ def step_seconds_std(run: Subject) -> float | Missing:
     null=_NOT_STEADY,
 )
 def step_seconds_cv(run: Subject) -> float | Missing:
-    """Return the standard deviation of the steady steps over their mean, a fraction."""
     found = run.spread
     return found if isinstance(found, Missing) else found[0] / found[1]
 
@@ -333,7 +331,6 @@ def step_seconds_cv(run: Subject) -> float | Missing:
     null="No step recorded the reserved memory.",
 )
 def reserved_memory_gib(run: Subject) -> float | None:
-    """Return the most memory that torch's allocator had reserved on any rank, GiB."""
     return max(run.steps.known("reserved_gib"), default=0.0) or None
 
 

@@ -128,7 +128,6 @@ class RunMetrics:
 
     @property
     def hfu_reason(self) -> str | None:
-        """Why there is no HFU."""
         return self.registered.get("hfu_reason")
 
     def as_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,17 +192,15 @@ def _timings(
     last_step: int,
 ) -> dict[str, float | None]:
     """Return the parts of the time from the kill to the next steps, each None where unknown."""
-    killed, started = killer.killed_at, killer.started_at
+    killed = killer.killed_at
     loading = _seconds(load.started_at) if load else None
     loaded = _seconds(load.finished_at) if load else None
     regained = next((line for line in after if line.step > last_step), None)
     stepped = _seconds(after[0].finished_at) if after else None
+    marks = (killed, noticed, killer.started_at, loading, loaded, stepped)
+    parts = zip(("detection", "start", "build", "load", "step"), pairwise(marks), strict=True)
     return {
-        "detection_seconds": _between(killed, noticed),
-        "start_seconds": _between(noticed, started),
-        "build_seconds": _between(started, loading),
-        "load_seconds": _between(loading, loaded),
-        "step_seconds": _between(loaded, stepped),
+        **{f"{name}_seconds": _between(*ends) for name, ends in parts},
         "next_step_seconds": _between(killed, stepped),
         "regained_seconds": _between(killed, _seconds(regained.finished_at) if regained else None),
     }

@@ -13,37 +13,26 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from types import FrameType
 
 from scalebook.running import processes
 
 DYING_SECONDS = 5.0  # for a killed command to be gone
 
 
-class _Stop:
-    """Whether a signal asked to stop."""
-
-    requested = False
-
-    def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run a command until it ends, the owner dies or a signal comes; return its exit code."""
     run_id, grace_seconds, *command = arguments
-    stop, wake = _Stop(), _wake_pipe()
+    wake, stops = _wake_pipe(), list[int]()
     for number in processes.STOPPING:
-        signal.signal(number, stop)
+        signal.signal(number, lambda number, _: stops.append(number))
     child = subprocess.Popen(
         command,
         env={**os.environ, processes.MARK: run_id},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    _watch(child, stop, wake)
+    _watch(child, stops, wake)
     if child.poll() is None:
         _end(child, float(grace_seconds))
     processes.end(run_id, start=os.environ.get(processes.START))
@@ -69,10 +58,10 @@ def _wake_pipe() -> int:
     return reader
 
 
-def _watch(child: subprocess.Popen[bytes], stop: _Stop, wake: int) -> None:
+def _watch(child: subprocess.Popen[bytes], stops: list[int], wake: int) -> None:
     """Return when the command has ended or must end."""
     owner = sys.stdin.fileno()
-    while child.poll() is None and not stop.requested:
+    while child.poll() is None and not stops:
         ready, _, _ = select.select([owner, wake], [], [])
         if wake in ready:
             os.read(wake, 512)
@@ -82,11 +71,10 @@ def _watch(child: subprocess.Popen[bytes], stop: _Stop, wake: int) -> None:
 
 def _end(child: subprocess.Popen[bytes], grace_seconds: float) -> None:
     """Ask the command to end; after the grace, kill its process group."""
-    deadline = time.monotonic() + grace_seconds
     child.terminate()
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if child.poll() is None:
+    try:
+        child.wait(grace_seconds)
+    except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
 
 

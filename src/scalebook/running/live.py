@@ -143,7 +143,6 @@ class Monitor:
     _ended: dict[Path, EndedRun] = field(default_factory=lambda: {})
 
     def snapshot(self) -> Snapshot:
-        """Return the current state of the folder's runs."""
         partials = (self.only,) if self.only else store.partial_directories(self.runs)
         running = tuple(self._run(partial) for partial in partials)
         self._seen = {path: seen for path, seen in self._seen.items() if path in partials}
@@ -158,7 +157,6 @@ class Monitor:
         )
 
     def ending(self, run_id: str) -> str:
-        """Return how a run ended, in words."""
         try:
             record = store.read_record(self.runs / run_id)
         except RecordError:
@@ -397,7 +395,6 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def plan_line(snapshot: Snapshot) -> str:
-    """Return the progress of the plan as one line."""
     plan = snapshot.plan
     if plan is None:
         return ""

@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from scalebook.query import said, said_of
+
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
 # One that tells this start of a run from another of the same id: two folders of runs may hold the
 # same configuration, started in the same second on the same machine.
@@ -133,20 +135,13 @@ def state(process_id: int) -> str | None:
 
 def _status_fields(process_id: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name, which may hold anything."""
-    try:
-        return (PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return said(PROC / str(process_id) / "stat").rpartition(")")[2].split()
 
 
 def catches(process_id: int, number: signal.Signals) -> bool:
     """Return whether a process has a handler for a signal."""
-    try:
-        text = (PROC / str(process_id) / "status").read_text()
-    except OSError:
-        return False
-    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", text, re.MULTILINE)
-    return bool(mask) and bool(int(mask[1], 16) >> (number - 1) & 1)
+    mask = said_of(PROC / str(process_id) / "status", r"^SigCgt:\s*([0-9a-f]+)$")
+    return bool(int(mask or "0", 16) >> (number - 1) & 1)
 
 
 def send(run_id: str, number: signal.Signals, start: str | None = None) -> int:
@@ -188,23 +183,13 @@ def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:
     The kernel counts a process in its group whichever limit was reached, the group's or the
     machine's. In a container the group's path may be the host's: the mounted root has it then.
     """
-    for path in _counters(own, root):
-        try:
-            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        if match:
-            return int(match[1])
-    return 0
+    counts = (said_of(path, r"^oom_kill (\d+)$") for path in _counters(own, root))
+    return int(next((count for count in counts if count is not None), 0))
 
 
 def _counters(own: Path, root: Path) -> list[Path]:
     """Return the files that may hold the count, the best first: control groups 2, then 1."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    groups = [line.split(":", 2) for line in said(own).splitlines() if line.count(":") >= 2]
     second = [path.lstrip("/") for number, names, path in groups if (number, names) == ("0", "")]
     first = [path.lstrip("/") for _, names, path in groups if "memory" in names.split(",")]
     return [

@@ -269,7 +269,6 @@ class RunEnd:
 
     @classmethod
     def of(cls, record: RunRecord) -> RunEnd:
-        """Return what a record says of it."""
         return cls(record.run_id, record.status, record.reason)
 
 
@@ -299,13 +298,11 @@ class Result:
 
 def summary(results: Sequence[Result]) -> list[str]:
     """Return one line for each entry of a plan: what it is and what became of it."""
-    lines: list[str] = []
-    for result in results:
-        note = (result.ended.reason if result.ended else result.note) or ""
-        lines.append(
-            f"{result.status:<13} {label(result.entry.config)}{': ' if note else ''}{note}"
-        )
-    return lines
+    notes = ((one, (one.ended.reason if one.ended else one.note) or "") for one in results)
+    return [
+        f"{one.status:<13} {label(one.entry.config)}{': ' if note else ''}{note}"
+        for one, note in notes
+    ]
 
 
 def exit_code(results: Sequence[Result], stop: Stop) -> int:

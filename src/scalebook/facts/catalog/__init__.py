@@ -31,23 +31,18 @@ __all__ = [
 
 @load.kept
 def _accelerators() -> dict[str, Accelerator]:
-    """Return every accelerator by name."""
-    found = [build.accelerator(row) for row in load.rows("accelerators")]
-    return {value.name: value for value in found}
+    return {one.name: one for one in map(build.accelerator, load.rows("accelerators"))}
 
 
 @load.kept
 def _devices() -> dict[str, Accelerator]:
     """Return the accelerator of every driver string."""
-    found = _accelerators().values()
-    return {device: value for value in found for device in value.device_names}
+    return {device: one for one in _accelerators().values() for device in one.device_names}
 
 
 @load.kept
 def _models() -> dict[str, ModelShape]:
-    """Return every model shape by name."""
-    found = [build.model(row) for row in load.rows("models")]
-    return {value.name: value for value in found}
+    return {one.name: one for one in map(build.model, load.rows("models"))}
 
 
 @load.kept
@@ -59,7 +54,6 @@ def _aliases() -> dict[str, str]:
 
 @load.kept
 def _platforms() -> dict[str, Platform]:
-    """Return every platform by name."""
     found: dict[str, Platform] = {}
     known = _accelerators()
     for row in load.rows("platforms"):
@@ -77,7 +71,7 @@ def _strategies() -> tuple[Strategy, ...]:
     aliases, known = _aliases(), _models()
     found: list[Strategy] = []
     for row in load.rows("strategies"):
-        value = build.strategy(row)
+        value = row.built(Strategy, name=row.label("name"))
         value = replace(value, model=aliases.get(value.model, value.model))
         if value.platform not in places:
             raise row.error(unknown("platform", value.platform, places), "platform")
@@ -89,12 +83,10 @@ def _strategies() -> tuple[Strategy, ...]:
 
 @load.kept
 def published() -> tuple[PublishedResult, ...]:
-    """Return every published result."""
     return tuple(results.published(row) for row in load.rows("published"))
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """Return every known accelerator."""
     return tuple(_accelerators().values())
 
 
@@ -148,7 +140,6 @@ def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str | N
 
 
 def models() -> tuple[ModelShape, ...]:
-    """Return every known model shape."""
     return tuple(_models().values())
 
 
@@ -189,7 +180,6 @@ def _proxy(shape: ModelShape, layers: str) -> ModelShape:
 
 
 def platforms() -> tuple[Platform, ...]:
-    """Return every known platform."""
     return tuple(_platforms().values())
 
 
@@ -203,6 +193,12 @@ def platform(name: str) -> Platform:
     if name.lower() not in known:
         raise CatalogError(unknown("platform", name, known))
     return known[name.lower()]
+
+
+def device_of(platform: str) -> Accelerator | None:
+    """Return the accelerator of a platform, None for a CPU or where no platform has this name."""
+    found = _platforms().get(platform.lower())
+    return _accelerators()[found.accelerator] if found and found.accelerator else None
 
 
 def _specificity(item: Strategy) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from scalebook.facts.catalog.types import (
     ModelShape,
     MoEShape,
     Platform,
-    Strategy,
 )
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
@@ -21,7 +20,6 @@ VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 
 
 def accelerator(row: TomlRow) -> Accelerator:
-    """Return the accelerator of a row."""
     tables = ("peak_tflops", "sparse_peak_tflops", "best_product_tflops")
     peaks = {name: MappingProxyType(row.numbers(name, PRECISIONS)) for name in tables}
     value = row.built(Accelerator, **peaks)
@@ -76,7 +74,6 @@ _NEEDED = {
 
 
 def model(row: TomlRow) -> ModelShape:
-    """Return the model shape of a row."""
     layers, mla = row.integer("num_layers"), row.part("mla")
     row.texts("aliases")
     value = row.built(
@@ -104,7 +101,6 @@ def model(row: TomlRow) -> ModelShape:
 
 
 def platform(row: TomlRow) -> Platform:
-    """Return the platform of a row."""
     value = row.built(
         Platform,
         name=row.label("name"),
@@ -116,8 +112,3 @@ def platform(row: TomlRow) -> Platform:
     if (value.accelerator is None) != (value.vendor == "cpu"):
         raise row.error("every platform but a cpu names its accelerator.", "accelerator")
     return value
-
-
-def strategy(row: TomlRow) -> Strategy:
-    """Return the strategy of a row."""
-    return row.built(Strategy, name=row.label("name"))

@@ -6,7 +6,6 @@ import csv
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 from scalebook.facts.catalog.rows import TomlRow
 
@@ -58,23 +57,16 @@ class PublishedResult:
     caveat: str | None
 
 
-_TYPES = {item.name: str(item.type) for item in fields(PublishedResult)}
+# How a CSV cell is read; the getters of TomlRow check it.
+_KINDS = {"int": int, "float": float}
+_READ = {one.name: _KINDS.get(str(one.type).split()[0], str) for one in fields(PublishedResult)}
 
 
 def published(row: TomlRow) -> PublishedResult:
-    """Return the published result of a row."""
     value = row.built(PublishedResult)
     if value.task not in TASKS:
         raise row.error(f"task={value.task!r} must be one of {', '.join(TASKS)}.", "task")
     return value
-
-
-def _parsed(name: str, text: str) -> Any:
-    """Return a CSV cell as the type that its column has; the getters of TomlRow check it."""
-    kind = _TYPES.get(name, "str")
-    if kind.startswith("int"):
-        return int(text)
-    return float(text) if kind.startswith("float") else text
 
 
 @lru_cache(maxsize=1)
@@ -83,6 +75,6 @@ def package_rows() -> tuple[TomlRow, ...]:
     text = files("scalebook.facts.catalog").joinpath(FILE).read_text(encoding="utf-8")
     rows: list[TomlRow] = []
     for line, cells in enumerate(csv.DictReader(text.splitlines()), start=2):
-        values = {name: _parsed(name, cell) for name, cell in cells.items() if cell != ""}
+        values = {name: _READ.get(name, str)(cell) for name, cell in cells.items() if cell != ""}
         rows.append(TomlRow("published", values, f"catalog/{FILE}", line))
     return tuple(rows)

@@ -80,7 +80,6 @@ class TomlRow:
         return value
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{key}={shown(value)} must be true or false.", key)

@@ -16,14 +16,12 @@ from typing import Any
 
 from scalebook import identity
 from scalebook.config import RunConfig
-from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator
 from scalebook.facts.feasibility.known import (
     SCOPE,
     SETTINGS,
     Cell,
-    Evidence,
     KnownMemory,
     Verdict,
     known,
@@ -34,7 +32,7 @@ from scalebook.facts.legality import fit
 from scalebook.settings import without_effect
 from scalebook.store import Run
 
-__all__ = ["SCOPE", "Cell", "Evidence", "Verdict", "feasibility", "scope_of"]
+__all__ = ["SCOPE", "Cell", "Verdict", "feasibility", "scope_of"]
 
 _SPLIT = (
     *("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size"),
@@ -50,11 +48,9 @@ def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ..
     """
     shown = [one for one in known(runs) if model in (None, one.config.model)]
     cells = [_cell(one) for one in shown]
-    by_scope: dict[tuple[object, ...], list[KnownMemory]] = {}
-    for one, cell in zip(shown, cells, strict=True):
-        by_scope.setdefault(scope_of(cell), []).append(one)
-    for same in by_scope.values():
-        cells += map(_cell, _unmeasured(same))
+    pairs = list(zip(shown, cells, strict=True))
+    for same in identity.alike(pairs, lambda pair: scope_of(pair[1])):
+        cells += map(_cell, _unmeasured([one for one, _ in same]))
     return tuple(sorted(cells, key=_sorting))
 
 
@@ -85,11 +81,7 @@ def _predicted(config: RunConfig) -> float | None:
 def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
     """Return the device that ran, else the platform's."""
     found = catalog.accelerator_for_device(accelerator) if accelerator else None
-    try:
-        name = catalog.platform(config.platform).accelerator
-    except CatalogError:
-        return found
-    return found or (catalog.accelerator(name) if name else None)
+    return found or catalog.device_of(config.platform)
 
 
 def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[KnownMemory]:

@@ -49,12 +49,8 @@ def known(runs: Iterable[Run]) -> tuple[KnownMemory, ...]:
     """
     runs = tuple(runs)
     devices = _devices(runs)
-    shown: dict[tuple[str | None, str], list[KnownMemory]] = {}
-    for run in runs:
-        one = _shown(run, devices)
-        if one is not None:
-            shown.setdefault(one.key, []).append(one)
-    return tuple(_merged(same) for same in shown.values())
+    shown = [one for run in runs if (one := _shown(run, devices))]
+    return tuple(map(_merged, identity.alike(shown, lambda one: one.key)))
 
 
 def ran_out(record: RunRecord) -> bool:
@@ -131,13 +127,8 @@ def _devices(runs: Iterable[Run]) -> dict[str, str]:
             named.setdefault(platform, set()).update([device] if isinstance(device, str) else [])
     found = {name: next(iter(devices)) for name, devices in named.items() if len(devices) == 1}
     for name in named.keys() - found.keys():
-        try:
-            accelerator = catalog.platform(name).accelerator
-        except CatalogError:
-            continue
-        if accelerator is not None:
-            names = catalog.accelerator(accelerator).device_names
-            found[name] = names[0] if names else accelerator
+        if device := catalog.device_of(name):
+            found[name] = next(iter(device.device_names), device.name)
     return found
 
 
@@ -238,7 +229,6 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
 
 
 def predict(config: RunConfig) -> Predicted:
-    """Return the prediction of one configuration."""
     try:
         shape = catalog.model(config.model)
     except CatalogError:

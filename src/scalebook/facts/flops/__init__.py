@@ -35,10 +35,7 @@ from scalebook.facts.flops.conventions import (
     module_elements,
 )
 from scalebook.facts.flops.parameters import (
-    LayerParameters,
-    ParameterCount,
     attention_projections,
-    dense_layers,
     layer_parameters,
     parameter_count,
 )
@@ -49,11 +46,11 @@ if TYPE_CHECKING:
     from scalebook.config import RunConfig
 
 __all__ = [
-    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "RECOMPUTED", "TRAINED", "ConventionFit",
-    "FlopParts", "LayerParameters", "ParameterCount", "attention_projections", "attention_width",
-    "convention_fits", "convert_tflops", "dense_layers", "flop_parts", "flops_per_token",
-    "hardware_flops_per_token", "headline_convention", "layer_parameters", "model_tflops",
-    "overstated_at_most", "packed_sequence_length", "padded_vocab_size", "parameter_count",
+    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTED", "TRAINED", "ConventionFit", "FlopParts",
+    "attention_projections", "attention_width", "convention_fits", "convert_tflops", "flop_parts",
+    "flops_per_token", "hardware_flops_per_token", "headline_convention", "layer_parameters",
+    "model_tflops", "overstated_at_most", "packed_sequence_length", "padded_vocab_size",
+    "parameter_count",
 ]  # fmt: skip
 
 

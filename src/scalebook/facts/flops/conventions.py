@@ -76,7 +76,6 @@ class FlopParts:
 
     @property
     def total(self) -> float:
-        """All FLOPs per token."""
         return self.layers + self.attention_core + self.logits + self.mtp
 
     def due(self, trained: str) -> FlopParts:

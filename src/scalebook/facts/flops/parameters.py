@@ -20,7 +20,6 @@ class LayerParameters:
 
     @property
     def total(self) -> int:
-        """All parameters of the layer."""
         return self.attention + self.norms + self.mlp + self.router + self.experts
 
     @property

@@ -157,13 +157,11 @@ def _experts(config: RunConfig, shape: ModelShape, change: Change) -> Change:
         if width % inner == 0 and ranks % (size * inner) == 0 and (size > 1 or inner == tensor)
     ]
     wanted = (config.expert_parallel_size, config.expert_tensor_parallel_size)
-    nearest = min(
-        pairs,
-        key=lambda pair: sum(
-            abs(math.log2(size / now)) for size, now in zip(pair, wanted, strict=True)
-        ),
-        default=(1, tensor),
-    )
+
+    def away(pair: tuple[int, int]) -> float:
+        return sum(abs(math.log2(size / now)) for size, now in zip(pair, wanted, strict=True))
+
+    nearest = min(pairs, key=away, default=(1, tensor))
     return dict(zip(names, nearest, strict=True))
 
 

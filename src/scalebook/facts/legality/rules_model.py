@@ -31,25 +31,17 @@ def _misfits(shape: ModelShape, size: int) -> Iterator[tuple[str, str]]:
     if uneven and size % groups:
         words = f"neither divides nor is a multiple of the {groups} key-value groups of {name}"
         yield "key_value_groups", words
-    elif uneven and heads % size == 0 and _projection_width(shape) % size:
+    # The columns of the fused query-key-value projection, which repeated groups do not widen.
+    elif uneven and heads % size == 0 and (heads + 2 * groups) * shape.head_dim % size:
         parts = f"{heads} + 2 x {groups} heads of {shape.head_dim}"
         words = f"does not divide the query-key-value projection of {name} ({parts})"
         yield "key_value_groups", words
-    for width in _split_widths(shape):
-        if width % size:
-            yield "ffn", f"does not divide the FFN width {width} of {name}"
-
-
-def _projection_width(shape: ModelShape) -> int:
-    """Columns of the fused query-key-value projection, which repeated groups do not widen."""
-    return (shape.num_attention_heads + 2 * shape.num_query_groups) * shape.head_dim
-
-
-def _split_widths(shape: ModelShape) -> list[int]:
-    """FFN widths that tensor parallelism splits (experts are split by their own size)."""
+    # FFN widths that tensor parallelism splits: experts are split by their own size.
     moe = shape.moe
     widths = [shape.ffn_hidden_size] if moe is None or moe.first_dense_layers else []
-    return [*widths, moe.shared_ffn_hidden_size] if moe else widths
+    for width in [*widths, moe.shared_ffn_hidden_size] if moe else widths:
+        if width % size:
+            yield "ffn", f"does not divide the FFN width {width} of {name}"
 
 
 def tensor_parallel(case: Case) -> Iterator[Problem]:
@@ -268,7 +260,13 @@ def experts(case: Case) -> Iterator[Problem]:
             f"expert_tensor_parallel_size={inner} does not divide the expert FFN width "
             f"{moe.ffn_hidden_size} of {case.shape.name}.",
         )
-    yield from _expert_world(case)
+    stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
+    if rest == 0 and stage % (size * inner):
+        yield Problem(
+            "experts",
+            f"expert {size} x expert tensor {inner} does not divide the {stage} ranks of a "
+            "pipeline stage (world_size / pipeline_parallel_size).",
+        )
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:
         yield Problem(
             "experts",
@@ -303,19 +301,6 @@ def expert_gradients(case: Case) -> Iterator[Problem]:
             f"expert_tensor_parallel_size={inner} differs from tensor_parallel_size={tensor} at "
             "expert_parallel_size=1: megatron-core would not keep copies of an expert equal. "
             f"Use expert_tensor_parallel_size={tensor}, or expert_parallel_size above 1.",
-        )
-
-
-def _expert_world(case: Case) -> Iterator[Problem]:
-    config = case.config
-    stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
-    group = config.expert_parallel_size * config.expert_tensor_parallel_size
-    if rest == 0 and stage % group:
-        yield Problem(
-            "experts",
-            f"expert {config.expert_parallel_size} x expert tensor "
-            f"{config.expert_tensor_parallel_size} does not divide the {stage} ranks of a pipeline "
-            f"stage (world_size / pipeline_parallel_size).",
         )
 
 

@@ -163,8 +163,7 @@ def steps(case: Case) -> Iterator[Problem]:
 
 def _batch_is_whole(case: Case) -> bool:
     config = case.config
-    replica = config.parallelism.model_parallel_size
-    if config.world_size % replica:
+    if config.world_size % config.parallelism.model_parallel_size:
         return False
     return config.global_batch_size % (config.micro_batch_size * config.data_parallel_size) == 0
 

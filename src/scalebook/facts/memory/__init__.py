@@ -68,7 +68,6 @@ class StageMemory:
 
     @property
     def total(self) -> float:
-        """The sum of all parts (GiB)."""
         states = self.parameters + self.gradients + self.optimizer
         passing = self.logits + self.gathered + self.backward + self.update
         return states + self.activations + passing
@@ -223,21 +222,19 @@ def _stage(job: _Job, stage: int) -> StageMemory:
     gathered = _gathered_bytes(job, stage, count.total, logits > 0) if everything else 0.0
     backward = _backward_bytes(job, stage, logits, gathered)
     copies = count.linear * numbers.copies
-    parameters = numbers.weights * _shared_out(count, job.parallelism, shared=everything) + copies
-    gradients = numbers.gradients * _shared_out(count, job.parallelism, shared=everything)
+    shared = _shared_out(count, job.parallelism, shared=everything)
     own = _shared_out(count, job.parallelism, shared=sharding != "none")
-    optimizer = numbers.optimizer * own
-    return StageMemory(
-        stage=stage,
-        parameters=parameters / GIB,
-        gradients=gradients / GIB,
-        optimizer=optimizer / GIB,
-        activations=kept / GIB,
-        logits=logits / GIB,
-        gathered=gathered / GIB,
-        backward=backward / GIB,
-        update=max(0.0, job.passing * own - kept - logits - gathered - backward) / GIB,
-    )
+    parts = {
+        "parameters": numbers.weights * shared + copies,
+        "gradients": numbers.gradients * shared,
+        "optimizer": numbers.optimizer * own,
+        "activations": kept,
+        "logits": logits,
+        "gathered": gathered,
+        "backward": backward,
+        "update": max(0.0, job.passing * own - kept - logits - gathered - backward),
+    }
+    return StageMemory(stage, **{name: size / GIB for name, size in parts.items()})
 
 
 def _shared_out(count: Count, parallelism: Parallelism, *, shared: bool) -> float:

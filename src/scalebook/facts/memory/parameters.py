@@ -31,7 +31,6 @@ class Count:
 
     @property
     def total(self) -> float:
-        """All parameters of the rank."""
         return self.dense + self.expert
 
 

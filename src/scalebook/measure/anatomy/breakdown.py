@@ -139,7 +139,6 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Return the sum of the lengths of spans."""
     return sum(stop - start for start, stop in spans)
 
 

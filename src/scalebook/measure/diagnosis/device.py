@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from scalebook.facts import catalog
-from scalebook.measure.diagnosis.evidence import Evidence, Finding, listed, number, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, finding, listed, number, percent
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.measure.telemetry import flags
 from scalebook.measure.telemetry.throttling import HEAT, POWER, SHARE, share_of
@@ -29,16 +29,13 @@ def ceiling_rule(found: Evidence) -> Iterator[Finding]:
     share = (metrics.hfu or mfu) * (peak / best - 1)
     if share < SMALLEST:
         return
-    yield Finding(
-        rule="matmul_ceiling",
-        says=(
-            f"The best matrix product that a probe saw on this machine reaches {best:.4g} of the "
-            f"{peak:.4g} TFLOP/s peak: an MFU above {percent(best / peak)} is out of reach here; "
-            f"this run is at {percent(mfu * peak / best)} of the reachable."
-        ),
-        advice=("Compare runs of this machine by matmul_fraction, which leaves this out.",),
-        step_fraction=min(share, 1.0),
-        basis="computed",
+    yield finding(
+        "matmul_ceiling",
+        f"The best matrix product that a probe saw on this machine reaches {best:.4g} of the "
+        f"{peak:.4g} TFLOP/s peak: an MFU above {percent(best / peak)} is out of reach here; "
+        f"this run is at {percent(mfu * peak / best)} of the reachable.",
+        "Compare runs of this machine by matmul_fraction, which leaves this out.",
+        computed=min(share, 1.0),
         evidence={"measured_matmul_tflops": best, "peak_tflops_per_second": peak},
     )
 
@@ -55,16 +52,13 @@ def shapes_rule(found: Evidence) -> Iterator[Finding]:
     advice = ["A larger micro batch gives the products more rows."]
     if (metrics.tensor_parallel_size or 1) > 1:
         advice.append("A smaller tensor_parallel_size gives them more columns.")
-    yield Finding(
-        rule="matmul_shapes",
-        says=(
-            f"The matrix products of this model at tensor_parallel_size="
-            f"{metrics.tensor_parallel_size} reach {own:.4g} TFLOP/s in the probe, the best shapes "
-            f"{best:.4g}."
-        ),
-        advice=tuple(advice),
-        step_fraction=min(share, 1.0),
-        basis="computed",
+    yield finding(
+        "matmul_shapes",
+        f"The matrix products of this model at tensor_parallel_size="
+        f"{metrics.tensor_parallel_size} reach {own:.4g} TFLOP/s in the probe, the best shapes "
+        f"{best:.4g}.",
+        *advice,
+        computed=min(share, 1.0),
         evidence={"model_matmul_tflops": own, "measured_matmul_tflops": best},
     )
 
@@ -97,13 +91,11 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         "power_cap": power if own else "Raise the power cap, or compare energy per token as well.",
         "heat": "Improve the cooling, and let the machine cool down between runs.",
     }
-    yield Finding(
-        rule="clocks",
-        says=" ".join((*sentences, *stated)),
-        advice=tuple(advice[name] for name in held)
-        or ("Measure longer, from when the clocks are steady.",),
-        step_fraction=lost,
-        basis=None if lost is None else "computed",
+    yield finding(
+        "clocks",
+        " ".join((*sentences, *stated)),
+        *([advice[name] for name in held] or ["Measure longer, from when the clocks are steady."]),
+        computed=lost,
         evidence={
             "mean_clock_mhz": clocks.mean_mhz if clocks else None,
             "max_clock_mhz": clocks.highest_possible_mhz if clocks else None,
@@ -126,15 +118,12 @@ def slow_device_rule(found: Evidence) -> Iterator[Finding]:
     if slowest > (1 - SMALLEST) * usual:
         return
     rest = "the other device at" if len(others) == 1 else "the median of the other devices was"
-    yield Finding(
-        rule="slow_device",
-        says=(
-            f"{name} ran at {slowest:,.0f} MHz, {rest} {usual:,.0f} MHz: "
-            f"{'it waits' if len(others) == 1 else 'they wait'} for {name}."
-        ),
-        advice=(f"Look at the cooling and the power of {name}, or leave it out.",),
-        step_fraction=1 - slowest / usual,
-        basis="measured",
+    yield finding(
+        "slow_device",
+        f"{name} ran at {slowest:,.0f} MHz, {rest} {usual:,.0f} MHz: "
+        f"{'it waits' if len(others) == 1 else 'they wait'} for {name}.",
+        f"Look at the cooling and the power of {name}, or leave it out.",
+        measured=1 - slowest / usual,
         evidence={"slowest_clock_mhz": slowest, "median_clock_mhz": usual},
     )
 
@@ -148,15 +137,12 @@ def straggler_rule(found: Evidence) -> Iterator[Finding]:
     share = 1 - usual / slowest if slowest > 0 else 0.0
     if share < STRAGGLER:
         return
-    yield Finding(
-        rule="straggler",
-        says=(
-            f"Steps of rank {seconds.index(slowest)} take {slowest:.4g} s on average, those of the "
-            f"median rank {usual:.4g} s."
-        ),
-        advice=("Look at that rank's GPU (clocks, links) and at the load of its host.",),
-        step_fraction=share,
-        basis="measured",
+    yield finding(
+        "straggler",
+        f"Steps of rank {seconds.index(slowest)} take {slowest:.4g} s on average, those of the "
+        f"median rank {usual:.4g} s.",
+        "Look at that rank's GPU (clocks, links) and at the load of its host.",
+        measured=share,
         evidence={"slowest_rank": seconds.index(slowest)},
     )
 
@@ -170,13 +156,11 @@ def precision_rule(found: Evidence) -> Iterator[Finding]:
     faster, _ = catalog.peak_tflops(device, "bf16")
     if faster is None or faster < 1.5 * peak:
         return
-    yield Finding(
-        rule="precision",
-        says=(
-            f"fp32 has a peak of {peak:.4g} TFLOP/s on {device}, bf16 one of {faster:.4g}: "
-            f"{faster / peak:.3g} times as much."
-        ),
-        advice=("Train in bf16 with fp32 master weights, which halves memory traffic too.",),
+    yield finding(
+        "precision",
+        f"fp32 has a peak of {peak:.4g} TFLOP/s on {device}, bf16 one of {faster:.4g}: "
+        f"{faster / peak:.3g} times as much.",
+        "Train in bf16 with fp32 master weights, which halves memory traffic too.",
         evidence={"peak_tflops_per_second": peak, "bf16_peak_tflops_per_second": faster},
     )
 
@@ -186,20 +170,20 @@ def kernels_rule(found: Evidence) -> Iterator[Finding]:
     record = found.record
     unfused = record.is_on("fused_attention") is False
     if found.on_gpu and (unfused or record.observed.get("attention_kernel") == "math"):
-        yield Finding(
-            rule="attention_kernel",
-            says="Attention ran as separate products with a matrix of scores in memory.",
-            advice=("Use a fused (flash) attention: fused_attention=on says why it cannot run.",),
+        yield finding(
+            "attention_kernel",
+            "Attention ran as separate products with a matrix of scores in memory.",
+            "Use a fused (flash) attention: fused_attention=on says why it cannot run.",
             evidence={"attention_kernel": "math"},
         )
     off = [name for name in FUSIONS if record.is_on(name) is False] if found.on_gpu else []
     if off:
         asked = [name for name in off if is_on(record.asked.get(name)) is False]
         words = "Leave {} at 'auto', which is on where it can be."
-        yield Finding(
-            rule="fusions_off",
-            says=f"Not in force in this run: {listed(off)}.",
-            advice=(words.format(listed(asked)),) if asked else (),
+        yield finding(
+            "fusions_off",
+            f"Not in force in this run: {listed(off)}.",
+            *((words.format(listed(asked)),) if asked else ()),
             evidence=dict.fromkeys(off, "off"),
         )
 
@@ -219,19 +203,14 @@ def launch_rule(found: Evidence) -> Iterator[Finding]:
     if split.kernels_per_step and split.kernel_seconds:
         mean = split.kernel_seconds / split.kernels_per_step * 1e6
         words = f" {split.kernels_per_step:,.0f} kernels per step take {mean:.3g} µs on average."
-    yield Finding(
-        rule="launch_gaps",
-        says=(
-            f"The device waited {percent(gaps)} of the step for the host to launch "
-            f"its next kernel.{words}"
-        ),
-        advice=(
-            "A larger micro batch makes each kernel longer, for as many launches.",
-            "cuda_graph=on replays a micro batch with one launch; fused kernels are fewer.",
-            "Look for other work on the host's cores, and for slow ones.",
-        ),
-        step_fraction=gaps,
-        basis="measured",
+    yield finding(
+        "launch_gaps",
+        f"The device waited {percent(gaps)} of the step for the host to launch "
+        f"its next kernel.{words}",
+        "A larger micro batch makes each kernel longer, for as many launches.",
+        "cuda_graph=on replays a micro batch with one launch; fused kernels are fewer.",
+        "Look for other work on the host's cores, and for slow ones.",
+        measured=gaps,
         evidence={"kernels_per_step": split.kernels_per_step},
     )
 
@@ -241,20 +220,16 @@ def data_rule(found: Evidence) -> Iterator[Finding]:
     split = found.split
     if split is None or split.data is None or split.data < DATA:
         return
-    synthetic = not found.record.setting("data")
-    kept = "synthetic tokens" if synthetic else "the indexed dataset"
-    yield Finding(
-        rule="data",
-        says=f"Fetching {kept} takes {percent(split.data)} of the step.",
-        advice=("Look for other work on the host's cores, which make the tokens.",)
-        if synthetic
-        else (
+    kept = "synthetic tokens"
+    advice = ["Look for other work on the host's cores, which make the tokens."]
+    if found.record.setting("data"):
+        kept = "the indexed dataset"
+        advice = [
             "Keep the dataset on a local disk or in memory, and read ahead of the step.",
             "Compare with synthetic tokens (data empty): the difference is the data's.",
-        ),
-        step_fraction=split.data,
-        basis="measured",
-    )
+        ]
+    what = f"Fetching {kept} takes {percent(split.data)} of the step."
+    yield finding("data", what, *advice, measured=split.data)
 
 
 def optimizer_rule(found: Evidence) -> Iterator[Finding]:
@@ -267,19 +242,14 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
         "once a step, however many there are."
     ]
     sizes = found.parallelism
-    if (
-        sizes is not None
-        and sizes.data_parallel_sharding == "none"
-        and sizes.data_parallel_size > 1
-    ):
+    if sizes and sizes.data_parallel_sharding == "none" and sizes.data_parallel_size > 1:
         advice.append("data_parallel_sharding=optimizer: each replica then updates only its share.")
     advice.append("fused_optimizer=on, where the kernel is available.")
-    yield Finding(
-        rule="optimizer",
-        says=f"The optimizer takes {percent(split.optimizer)} of the step.",
-        advice=tuple(advice),
-        step_fraction=split.optimizer,
-        basis="measured",
+    yield finding(
+        "optimizer",
+        f"The optimizer takes {percent(split.optimizer)} of the step.",
+        *advice,
+        measured=split.optimizer,
         evidence={"num_microbatches": batches},
     )
 
@@ -290,11 +260,10 @@ def cores_rule(found: Evidence) -> Iterator[Finding]:
     world = found.metrics.world_size
     if found.on_gpu or cores is None or world is None or world <= cores:
         return
-    yield Finding(
-        rule="cpu_cores",
-        says=f"{world} processes shared {cores:.0f} cores: they took turns.",
-        advice=(f"Use {cores:.0f} processes or fewer to compare step times on this machine.",),
-        step_fraction=1 - cores / world,
-        basis="computed",
+    yield finding(
+        "cpu_cores",
+        f"{world} processes shared {cores:.0f} cores: they took turns.",
+        f"Use {cores:.0f} processes or fewer to compare step times on this machine.",
+        computed=1 - cores / world,
         evidence={"cpu_cores": cores, "world_size": world},
     )

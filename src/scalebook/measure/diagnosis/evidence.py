@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from scalebook import untrusted
@@ -48,7 +49,21 @@ class Finding:
     advice: tuple[str, ...]
     step_fraction: float | None = None
     basis: Basis | None = None
-    evidence: dict[str, Value] = field(default_factory=dict[str, Value])
+    evidence: Mapping[str, Value] = field(default_factory=dict[str, Value])
+
+
+def finding(
+    rule: str,
+    says: str,
+    *advice: str,
+    measured: float | None = None,
+    computed: float | None = None,
+    evidence: Mapping[str, Value] = MappingProxyType({}),
+) -> Finding:
+    """Return a finding whose share of the step, where it has one, was measured or computed."""
+    share = computed if measured is None else measured
+    known: Basis | None = None if share is None else "computed" if measured is None else "measured"
+    return Finding(rule, says, advice, share, known, dict(evidence))
 
 
 def percent(fraction: float) -> str:
@@ -78,12 +93,10 @@ class Evidence:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the run trained on accelerators."""
         return self.metrics.platform not in (None, "cpu")
 
     @property
     def device(self) -> Accelerator | None:
-        """The accelerator in the catalog."""
         return catalog.accelerator_for_device(self.metrics.accelerator or "")
 
     @property
@@ -240,6 +253,7 @@ def _profile(told: Breakdown, median: float | None) -> Split | None:
     between = min(named.pop(SENDS, 0.0), exposed)
     added = min(max(whole - median, 0.0), idle) if median else 0.0
     whole, idle = whole - added, idle - added
+    rest = [told.kinds[name] for name in ("elementwise", "norm", "copy") if name in told.kinds]
     gaps = None if told.launch_gap_seconds is None else max(told.launch_gap_seconds - added, 0.0)
     return Split(
         source="profile",
@@ -256,13 +270,8 @@ def _profile(told: Breakdown, median: float | None) -> Split | None:
         kernels_per_step=told.kernels_per_step,
         kernel_seconds=told.kernel_seconds,
         attention=told.kinds["attention"] / whole if "attention" in told.kinds else None,
-        elementwise=_kinds(told, whole, "elementwise", "norm", "copy"),
+        elementwise=sum(rest) / whole if rest else None,
     )
-
-
-def _kinds(told: Breakdown, whole: float, *names: str) -> float | None:
-    there = [told.kinds[name] for name in names if name in told.kinds]
-    return sum(there) / whole if there and whole else None
 
 
 def _marks(steps: Steps) -> Split | None:

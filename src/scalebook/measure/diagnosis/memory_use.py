@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebook.facts.communication import pipeline_bubble
-from scalebook.measure.diagnosis.evidence import Evidence, Finding, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, finding, percent
 from scalebook.measure.diagnosis.pipeline import bubble_of
 
 SAFE = 0.92  # of a device's memory, for what a prediction leaves out
@@ -55,17 +55,15 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
         for less in ("none", "pointwise", "selective")
         if less != mode
     }
-    advice = _less_recomputation(needs)
-    yield Finding(
-        rule="recompute",
-        says=(
-            f"recompute={mode} repeats {percent(extra)} of all matrix products: HFU is "
-            f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}."
-        ),
-        advice=(advice,),
-        # of the time in which products run, which is no more than the step
-        step_fraction=extra * _compute(found),
-        basis="computed",
+    # Of the time in which products may run: all of the step where nobody measured.
+    measured = found.split.compute if found.split else None
+    share = 1.0 - (bubble_of(found) or 0.0) if measured is None else min(measured, 1.0)
+    yield finding(
+        "recompute",
+        f"recompute={mode} repeats {percent(extra)} of all matrix products: HFU is "
+        f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}.",
+        _less_recomputation(needs),
+        computed=extra * share,
         evidence={"hfu": metrics.hfu, "mfu": metrics.mfu, "recompute": str(mode)},
     )
 
@@ -83,14 +81,6 @@ def _less_recomputation(needs: Mapping[str, Need | None]) -> str:
     return "Try less recomputation, where memory is left: no prediction fits what was measured."
 
 
-def _compute(found: Evidence) -> float:
-    """Return the share of the step in which products may run: all of it where nobody measured."""
-    share = found.split.compute if found.split else None
-    if share is not None:
-        return min(share, 1.0)
-    return 1.0 - (bubble_of(found) or 0.0)
-
-
 def micro_batch_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that memory is left for a larger micro batch."""
     metrics, batches = found.metrics, found.num_microbatches
@@ -106,16 +96,12 @@ def micro_batch_rule(found: Evidence) -> Iterator[Finding]:
     later = pipeline_bubble(stages, batches // 2, chunks)
     if later - bubble > 0.02 or (chunks > 1 and batches // 2 % stages):
         return
-    yield Finding(
-        rule="micro_batch_size",
-        says=(
-            f"A micro batch of {micro} gives each matrix product {rows:,.0f} rows, and uses "
-            f"{metrics.peak_memory_gib:.3g} of {need.of_gib:.3g} GiB."
-        ),
-        advice=(
-            f"Try micro_batch_size={2 * micro}: {need.gib:.3g} GiB predicted, larger products and "
-            "half the launches per step.",
-        ),
+    yield finding(
+        "micro_batch_size",
+        f"A micro batch of {micro} gives each matrix product {rows:,.0f} rows, and uses "
+        f"{metrics.peak_memory_gib:.3g} of {need.of_gib:.3g} GiB.",
+        f"Try micro_batch_size={2 * micro}: {need.gib:.3g} GiB predicted, larger products and "
+        "half the launches per step.",
         evidence={"micro_batch_size": micro, "predicted_gib": need.gib, "device_gib": need.of_gib},
     )
 
@@ -125,15 +111,11 @@ def memory_full_rule(found: Evidence) -> Iterator[Finding]:
     device, peak = found.device_memory_gib, found.metrics.peak_memory_gib
     if not device or not peak or peak < FULL * device:
         return
-    yield Finding(
-        rule="memory_full",
-        says=(
-            f"{peak:.3g} of {device:.3g} GiB were allocated at the peak: so close to the limit the "
-            "allocator frees memory and asks for it again, which stops the device."
-        ),
-        advice=(
-            "A smaller micro batch, more sharding, or recompute=pointwise or selective.",
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.",
-        ),
+    yield finding(
+        "memory_full",
+        f"{peak:.3g} of {device:.3g} GiB were allocated at the peak: so close to the limit the "
+        "allocator frees memory and asks for it again, which stops the device.",
+        "A smaller micro batch, more sharding, or recompute=pointwise or selective.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragments.",
         evidence={"peak_memory_gib": peak, "device_gib": device},
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scalebook.measure.anatomy.kinds import COLLECTIVES
-from scalebook.measure.diagnosis.evidence import Evidence, Finding, Value, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, Value, finding, percent
 from scalebook.measure.diagnosis.memory_use import fits_with
 from scalebook.measure.diagnosis.pipeline import waiting_of
 
@@ -24,12 +24,11 @@ def communication_rule(found: Evidence) -> Iterator[Finding]:
     name = split.largest_collective
     largest = f", most of it {COLLECTIVES.get(name, name)}" if name else ""
     rate, words = _rate(found)
-    yield Finding(
-        rule="exposed_communication",
-        says=f"{what} takes {percent(share)} of the step{largest}.{words}",
-        advice=tuple(_against(found)),
-        step_fraction=share,
-        basis="measured",
+    yield finding(
+        "exposed_communication",
+        f"{what} takes {percent(share)} of the step{largest}.{words}",
+        *_against(found),
+        measured=share,
         evidence={"exposed_communication_fraction": share, "sent_gb_per_second": rate},
     )
 
@@ -82,19 +81,14 @@ def between_stages_rule(found: Evidence) -> Iterator[Finding]:
         return
     experts = layout is not None and layout.expert_parallel_size > 1
     unnamed = experts and found.split is not None and not found.split.exchanges_named
-    yield Finding(
-        rule="waits_between_stages",
-        says=(
-            f"Stages wait for each other {percent(waits.stages)} of the step longer than the "
-            "bubble and the output layer explain."
-            f"{' The all-to-all of experts is in it: the profile does not name it.' * unnamed}"
-        ),
-        advice=(
-            "Look for a slow rank, and for stages whose layers are not of one kind.",
-            "Check that neighbouring stages are linked as well as the probe says.",
-        ),
-        step_fraction=waits.stages,
-        basis="measured",
+    yield finding(
+        "waits_between_stages",
+        f"Stages wait for each other {percent(waits.stages)} of the step longer than the "
+        "bubble and the output layer explain."
+        f"{' The all-to-all of experts is in it: the profile does not name it.' * unnamed}",
+        "Look for a slow rank, and for stages whose layers are not of one kind.",
+        "Check that neighbouring stages are linked as well as the probe says.",
+        measured=waits.stages,
     )
 
 
@@ -108,15 +102,12 @@ def overlap_rule(found: Evidence) -> Iterator[Finding]:
     off = [name for name in names if found.record.is_on(name) is False]
     if not off or (share is not None and share < 0.01):
         return
-    yield Finding(
-        rule="overlap_off",
-        says=(
-            f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: what the "
-            f"{split.data_parallel_size} replicas exchange is sent while nothing else runs."
-        ),
-        advice=tuple(f"Turn {name} on." for name in off),
-        step_fraction=share,
-        basis=None if share is None else "measured",
+    yield finding(
+        "overlap_off",
+        f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: what the "
+        f"{split.data_parallel_size} replicas exchange is sent while nothing else runs.",
+        *(f"Turn {name} on." for name in off),
+        measured=share,
         evidence=dict.fromkeys(off, False),
     )
 
@@ -140,18 +131,14 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
     if sent is not None and sent.tensor:
         evidence["tensor_parallel_gb"] = sent.tensor / GB
         words = f" sends {sent.tensor / GB:.3g} GB per rank and step and"
-    yield Finding(
-        rule="tensor_parallel_size",
-        says=(
-            f"tensor_parallel_size={split.tensor_parallel_size}{words} cuts every matrix product "
-            f"into {split.tensor_parallel_size} narrow ones. The model would fit "
-            f"with tensor_parallel_size={size} too: {need.gib:.3g} of {need.of_gib:.3g} GiB "
-            "predicted."
-        ),
-        advice=(
-            f"Try tensor_parallel_size={size} with twice the data parallel size.",
-            "Where the model fits, the layout with the least communication is fastest.",
-        ),
+    yield finding(
+        "tensor_parallel_size",
+        f"tensor_parallel_size={split.tensor_parallel_size}{words} cuts every matrix product "
+        f"into {split.tensor_parallel_size} narrow ones. The model would fit "
+        f"with tensor_parallel_size={size} too: {need.gib:.3g} of {need.of_gib:.3g} GiB "
+        "predicted.",
+        f"Try tensor_parallel_size={size} with twice the data parallel size.",
+        "Where the model fits, the layout with the least communication is fastest.",
         evidence=evidence,
     )
 
@@ -161,13 +148,11 @@ def node_rule(found: Evidence) -> Iterator[Finding]:
     split, per_node = found.parallelism, found.gpus_per_node
     if split is None or per_node is None or split.tensor_parallel_size <= per_node:
         return
-    yield Finding(
-        rule="tensor_parallel_across_nodes",
-        says=(
-            f"tensor_parallel_size={split.tensor_parallel_size} is larger than a node of "
-            f"{per_node} GPUs: what every layer exchanges crosses the network between nodes."
-        ),
-        advice=(f"Keep tensor_parallel_size at {per_node} or below; use pipeline stages across.",),
+    yield finding(
+        "tensor_parallel_across_nodes",
+        f"tensor_parallel_size={split.tensor_parallel_size} is larger than a node of "
+        f"{per_node} GPUs: what every layer exchanges crosses the network between nodes.",
+        f"Keep tensor_parallel_size at {per_node} or below; use pipeline stages across.",
         evidence={"gpus_per_node": per_node},
     )
 
@@ -178,13 +163,11 @@ def sequence_rule(found: Evidence) -> Iterator[Finding]:
     off = found.record.is_on("sequence_parallel") is False  # a log may not say
     if split is None or split.tensor_parallel_size < 2 or split.sequence_parallel or not off:
         return
-    yield Finding(
-        rule="sequence_parallel_off",
-        says=(
-            f"Each of {split.tensor_parallel_size} tensor-parallel ranks computes and keeps the "
-            "norms and residuals of the whole sequence."
-        ),
-        advice=("Turn sequence_parallel on: it costs no communication in the forward pass.",),
+    yield finding(
+        "sequence_parallel_off",
+        f"Each of {split.tensor_parallel_size} tensor-parallel ranks computes and keeps the "
+        "norms and residuals of the whole sequence.",
+        "Turn sequence_parallel on: it costs no communication in the forward pass.",
         evidence={"sequence_parallel": False},
     )
 
@@ -194,9 +177,9 @@ def backend_rule(found: Evidence) -> Iterator[Finding]:
     backend = found.record.environment.get("backend")
     if not found.on_gpu or backend != "gloo" or (found.metrics.world_size or 1) < 2:
         return
-    yield Finding(
-        rule="collective_backend",
-        says="Collectives between GPUs went through gloo, which copies them through the host.",
-        advice=("Use NCCL or RCCL: check that torch was built with it.",),
+    yield finding(
+        "collective_backend",
+        "Collectives between GPUs went through gloo, which copies them through the host.",
+        "Use NCCL or RCCL: check that torch was built with it.",
         evidence={"backend": "gloo"},
     )

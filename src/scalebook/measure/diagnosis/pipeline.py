@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scalebook.facts.communication import pipeline_bubble
 from scalebook.facts.flops import DEFAULT_CONVENTION, flop_parts, flops_per_token
 from scalebook.facts.flops.parameters import dense_layers, layer_parameters
-from scalebook.measure.diagnosis.evidence import Evidence, Finding, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, finding, percent
 from scalebook.parallelism import Parallelism, balanced_last_stage, stage_shares, stages_wait
 
 SMALLEST = 0.03  # of the step
@@ -17,14 +17,10 @@ SMALLEST = 0.03  # of the step
 def bubble_of(found: Evidence) -> float | None:
     """Return the idle fraction of the schedule in theory; 0 without pipeline parallelism."""
     split, batches = found.parallelism, found.num_microbatches
-    if split is None:
-        return None
-    if split.pipeline_parallel_size == 1:
-        return 0.0
-    if batches is None:
+    if split is None or (batches is None and split.pipeline_parallel_size > 1):
         return None
     chunks = split.virtual_pipeline_parallel_size
-    return pipeline_bubble(split.pipeline_parallel_size, batches, chunks)
+    return pipeline_bubble(split.pipeline_parallel_size, batches or 1, chunks)
 
 
 def head_fraction(found: Evidence) -> float | None:
@@ -124,16 +120,13 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
             f"{percent(later)}, for more sends between stages."
         )
     advice.append("Fewer stages have a smaller bubble, where the model then fits.")
-    yield Finding(
-        rule="pipeline_bubble",
-        says=(
-            f"{stages} pipeline stages with {batches} micro batches per step"
-            f"{f' and {chunks} chunks per stage' if chunks > 1 else ''} are idle for "
-            f"{percent(bubble)} of the step in theory, (p - 1) / (m v + p - 1)."
-        ),
-        advice=tuple(advice),
-        step_fraction=bubble,
-        basis="computed",
+    yield finding(
+        "pipeline_bubble",
+        f"{stages} pipeline stages with {batches} micro batches per step"
+        f"{f' and {chunks} chunks per stage' if chunks > 1 else ''} are idle for "
+        f"{percent(bubble)} of the step in theory, (p - 1) / (m v + p - 1).",
+        *advice,
+        computed=bubble,
         evidence={"pipeline_parallel_size": stages, "num_microbatches": batches},
     )
 
@@ -159,19 +152,14 @@ def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
     in_layers = head / ((1 - head) / layers)
     own = split.last_pipeline_stage_layers or layers // stages
     bubble = bubble_of(found) or 0.0
-    yield Finding(
-        rule="pipeline_imbalance",
-        says=(
-            f"The last of {stages} stages has the output layer (a vocabulary of "
-            f"{found.shape.vocab_size:,}) on top of its {_layers(own)}: as much work as "
-            f"{_layers(in_layers)} more, for which the other stages wait."
-        ),
-        advice=(
-            "Fewer stages: the output layer is then a smaller part of the last one.",
-            *_uneven_advice(split, layers, head),
-        ),
-        step_fraction=waits * (1 - bubble),
-        basis="computed",
+    yield finding(
+        "pipeline_imbalance",
+        f"The last of {stages} stages has the output layer (a vocabulary of "
+        f"{found.shape.vocab_size:,}) on top of its {_layers(own)}: as much work as "
+        f"{_layers(in_layers)} more, for which the other stages wait.",
+        "Fewer stages: the output layer is then a smaller part of the last one.",
+        *_uneven_advice(split, layers, head),
+        computed=waits * (1 - bubble),
         evidence={"output_layer_flops_fraction": head, "pipeline_parallel_size": stages},
     )
 
@@ -188,16 +176,12 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
     if head is None or shape is None or head < 0.15:
         return
     fused = found.record.is_on("fused_cross_entropy") is True
-    yield Finding(
-        rule="vocabulary",
-        says=(
-            f"The output layer over {shape.vocab_size:,} tokens is {percent(head)} of the model's "
-            f"FLOPs with {_layers(shape.num_layers)}; its softmax is memory traffic on top."
-        ),
-        advice=(
-            "Do not carry the MFU of a model with few layers over to the whole one.",
-            *("A fused cross entropy saves passes over the logits.",) * (not fused),
-        ),
+    yield finding(
+        "vocabulary",
+        f"The output layer over {shape.vocab_size:,} tokens is {percent(head)} of the model's "
+        f"FLOPs with {_layers(shape.num_layers)}; its softmax is memory traffic on top.",
+        "Do not carry the MFU of a model with few layers over to the whole one.",
+        *("A fused cross entropy saves passes over the logits.",) * (not fused),
         evidence={"output_layer_flops_fraction": head},
     )
 
@@ -210,18 +194,13 @@ def balance_rule(found: Evidence) -> Iterator[Finding]:
     load = found.metrics.expert_load
     if load is None or load < UNEVEN:
         return
-    yield Finding(
-        rule="expert_load",
-        says=(
-            f"The busiest ranks' experts get {load:.3g} times the tokens of the mean rank: the "
-            "others wait for them."
-        ),
-        advice=(
-            "Measure after the router has learned to spread tokens: seeded synthetic ones are few.",
-            "Try expert_balance='forced' to see the hardware with even experts.",
-        ),
-        step_fraction=_waiting(found, load),
-        basis="computed",
+    yield finding(
+        "expert_load",
+        f"The busiest ranks' experts get {load:.3g} times the tokens of the mean rank: the "
+        "others wait for them.",
+        "Measure after the router has learned to spread tokens: seeded synthetic ones are few.",
+        "Try expert_balance='forced' to see the hardware with even experts.",
+        computed=_waiting(found, load),
         evidence={"expert_load": load},
     )
 
@@ -241,9 +220,9 @@ def chance_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that tokens went to experts by chance, as no training does."""
     if found.record.setting("expert_balance") != "forced":
         return
-    yield Finding(
-        rule="forced_balance",
-        says="Tokens went to experts at random: the rate is that of an even router.",
-        advice=("Do not compare it with runs whose router learns.",),
+    yield finding(
+        "forced_balance",
+        "Tokens went to experts at random: the rate is that of an even router.",
+        "Do not compare it with runs whose router learns.",
         evidence={"expert_balance": "forced"},
     )

@@ -54,7 +54,6 @@ class Effect:
 
     @property
     def size(self) -> float:
-        """The mean size."""
         return sum([share * size for share, size, _, _, _ in self.rows])
 
     @property

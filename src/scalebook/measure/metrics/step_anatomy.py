@@ -45,7 +45,6 @@ class RunAnatomy:
 
 
 def step_anatomy(run: Run) -> RunAnatomy:
-    """Return what a run's directory says about its steps' anatomy."""
     record = run.record
     profiles, problems = _profiles(run.path / FOLDER, parallelism_of(record))
     return RunAnatomy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from scalebook.identity import alike
 from scalebook.measure.probes import Probe
 from scalebook.measure.probes.files import highest
 
@@ -39,16 +40,12 @@ def _best(template: str, pairs: Iterable[tuple[str, float]], unit: str) -> Itera
 
 def left_out(probe: Probe) -> Iterator[str]:
     """Yield a sentence for each reason why something was not measured."""
-    by_reason: dict[str, list[str]] = {}
-    for item in probe.skipped:
-        by_reason.setdefault(item.reason.rstrip("."), []).append(item.what)
-    for reason, names in by_reason.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"not measured: {names[0]}{more}: {reason}."
+    for first, *others in alike(probe.skipped, lambda item: item.reason.rstrip(".")):
+        more = f" and {len(others)} more" if others else ""
+        yield f"not measured: {first.what}{more}: {first.reason.rstrip('.')}."
 
 
 def summary(probe: Probe) -> str:
-    """Return a probe as text."""
     text = [f"probe {probe.probe_id}: {probe.status}"]
     text += [f"  {probe.reason}."] if probe.reason else []
     text += [f"  | {line}" for line in probe.log_tail]

@@ -426,9 +426,13 @@ def _power_joules(readings: Sequence[Reading], windows: Sequence[Window], period
     total = sum(window.seconds for window in windows)
     most = max(_GAP_PERIODS * period, _GAP_SHARE * total)
     joules = 0.0
+    first, last = readings[0].time, readings[-1].time  # outside them the nearest counts
     for window in windows:
         inner = [one for one in readings if window.begin < one.time < window.end]
-        ends = [Reading(time, _held(readings, time)) for time in (window.begin, window.end)]
+        ends = [
+            Reading(time, _at(readings, min(max(time, first), last)))
+            for time in (window.begin, window.end)
+        ]
         points = [ends[0], *inner, ends[1]]
         for before, after in itertools.pairwise(points):
             width = after.time - before.time
@@ -436,11 +440,6 @@ def _power_joules(readings: Sequence[Reading], windows: Sequence[Window], period
                 return Energy(None, reason=f"The samples have a gap of {width:.3g} s.")
             joules += width * (before.value + after.value) / 2
     return Energy(joules, POWER)
-
-
-def _held(readings: Sequence[Reading], time: float) -> float:
-    """Return the value at a time, linear between two readings; outside them the nearest."""
-    return _at(readings, min(max(time, readings[0].time), readings[-1].time))
 
 
 def _at(readings: Sequence[Reading], time: float) -> float:

@@ -50,7 +50,6 @@ class GateCheck:
 
     @property
     def failed(self) -> bool:
-        """Whether this check makes the gate fail."""
         return self.outcome in FAILING
 
 
@@ -171,10 +170,10 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
         losses = {step: loss for step, loss in losses.items() if loss is not None}
     shared = sorted(losses.keys() & reference.losses.keys())
     name = f"loss of {_name(record)}, run {record.run_id}"
-    of_reference = (known.run_id,) if known else ()
+    ids = ((known.run_id,) if known else (), (record.run_id,))
     if not shared:
         why = f"{reference.name} has no step in common with the {len(losses)} steps of the run."
-        return GateCheck(name, "cannot tell", why, of_reference, (record.run_id,))
+        return GateCheck(name, "cannot tell", why, *ids)
     pairs = [(step, losses[step], reference.losses[step]) for step in shared]
     outside = [(step, a, b) for step, a, b in pairs if a is None or abs(a - b) > tolerance * abs(b)]
     band = f"{100 * tolerance:.3g} % of {reference.name}"
@@ -182,7 +181,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     if not outside:
         far = max(abs(a - b) / abs(b) if b else 0.0 for _, a, b in pairs if a is not None)
         words = f"Within {band} at {of}; {100 * far:.2g} % at most."
-        return GateCheck(name, "pass", words, of_reference, (record.run_id,))
+        return GateCheck(name, "pass", words, *ids)
     step, loss, there = outside[0]
     value = "not finite" if loss is None else f"{loss:.5g}"
     by = "" if loss is None or not there else f", {100 * (loss / there - 1):+.2g} %"
@@ -192,9 +191,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     )
     changed = differences([record], [known]) if known else ()
     causes = tuple(one for one in changed if one.name in _CHANGES_A_LOSS)
-    return GateCheck(
-        name, "loss left the band", words, of_reference, (record.run_id,), None, causes
-    )
+    return GateCheck(name, "loss left the band", words, *ids, None, causes)
 
 
 def _sides(runs: Iterable[Run]) -> dict[str, Side]:

@@ -29,7 +29,6 @@ class Series:
     minimum: int
 
     def steady(self) -> Steady:
-        """Return the steady state of the series."""
         return find_steady(self.seconds, self.minimum)
 
 

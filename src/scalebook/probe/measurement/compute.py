@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
+from itertools import product as product_of
 from statistics import median
 from typing import Any, Literal
 
@@ -49,10 +51,6 @@ class OperandKind:
     dtype: torch.dtype
     float32_matmul: str = "highest"
     scaled: bool = False  # fp8: torch._scaled_mm, both operands K-major
-
-    def apply(self) -> None:
-        """Tell torch how products of float32 are computed."""
-        torch.set_float32_matmul_precision(self.float32_matmul)
 
 
 BF16 = OperandKind("bf16", torch.bfloat16)
@@ -104,8 +102,7 @@ def _matrices(buffer: Tensor, *shapes: tuple[int, int]) -> list[list[Tensor]]:
 
 def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: int, k: int) -> Call:
     """Return a call that multiplies [m, k] by [k, n]; its number chooses the operands."""
-    if precision.scaled:
-        return _scaled(buffer, m, n, k)
+    layout = "forward" if precision.scaled else layout
     stored = {
         "plain": ((m, k), (k, n)),
         "forward": ((m, k), (n, k)),  # x W^T
@@ -120,38 +117,17 @@ def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: i
         )
         for left, right in _matrices(buffer, *stored)
     ]
-    if layout == "wgrad_accumulate":
-        return _accumulating(sets, m, n)
-    output = torch.empty(m, n, dtype=precision.dtype, device=buffer.device)
-
-    def call(number: int) -> None:
-        torch.mm(*sets[number % len(sets)], out=output)
-
-    return call
-
-
-def _accumulating(sets: list[tuple[Tensor, Tensor]], m: int, n: int) -> Call:
-    """Return a product that is added to an fp32 sum by the same kernel, as the trainer does."""
-    total = torch.zeros(m, n, dtype=torch.float32, device=sets[0][0].device)
-
-    def call(number: int) -> None:
-        torch_any.addmm(total, *sets[number % len(sets)], out_dtype=total.dtype, out=total)
-
-    return call
-
-
-def _scaled(buffer: Tensor, m: int, n: int, k: int) -> Call:
-    """Return an fp8 product with one scale a tensor and a bf16 result."""
-    one = torch.ones((), dtype=torch.float32, device=buffer.device)
-    sets = _matrices(buffer, (m, k), (n, k))
-
-    def call(number: int) -> object:
-        left, right = sets[number % len(sets)]
-        return torch_any._scaled_mm(
-            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    return call
+    if precision.scaled:  # one scale a tensor and a bf16 result
+        one = torch.ones((), dtype=torch.float32, device=buffer.device)
+        multiply = partial(torch_any._scaled_mm, scale_a=one, scale_b=one, use_fast_accum=True)
+        multiply = partial(multiply, out_dtype=torch.bfloat16)
+    elif layout == "wgrad_accumulate":  # added to an fp32 sum by one kernel, as the trainer does
+        total = torch.zeros(m, n, dtype=torch.float32, device=buffer.device)
+        multiply = partial(torch_any.addmm, total, out_dtype=total.dtype, out=total)
+    else:
+        output = torch.empty(m, n, dtype=precision.dtype, device=buffer.device)
+        multiply = partial(torch_any.mm, out=output)
+    return lambda number: multiply(*sets[number % len(sets)])
 
 
 # The GEMM ceiling: a sweep of shapes, and the products of models' layers
@@ -176,13 +152,10 @@ class MatmulCase:
     m: int
     n: int
     k: int
-    model: str | None = None
-    layer: str | None = None
-    tensor_parallel_size: int | None = None
-    count: int | None = None
+    of: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields of Matmul
 
     def __str__(self) -> str:
-        of = f" {self.model} tp{self.tensor_parallel_size} {self.layer}" if self.model else ""
+        of = " {model} tp{tensor_parallel_size} {layer}".format(**self.of) if self.of else ""
         return f"GEMM {self.precision.name}{of} {self.layout} {self.m}x{self.n}x{self.k}"
 
 
@@ -233,48 +206,40 @@ def _case(
     m, n, k = {"forward": (rows, wide, deep), "dgrad": (rows, deep, wide)}.get(
         layout, (wide, deep, rows)
     )
-    return MatmulCase(precision, layout, m, n, k, model, item.layer, size, item.count)
+    of = {"model": model, "layer": item.layer, "tensor_parallel_size": size, "count": item.count}
+    return MatmulCase(precision, layout, m, n, k, of)
 
 
-def measured_matmuls(
-    cases: Sequence[MatmulCase], place: Rank, budget: Budget, show: Callable[[str], None]
-) -> list[Matmul]:
+def measured_matmuls(cases: Sequence[MatmulCase], budget: Budget) -> list[Matmul]:
     """Return the rate of each case; cases of one precision share a buffer."""
     found: list[Matmul] = []
     budget.cases = len(cases)
-    by_precision: dict[OperandKind, list[MatmulCase]] = {}
-    for case in cases:
-        by_precision.setdefault(case.precision, []).append(case)
-    for precision, members in by_precision.items():
-        precision.apply()
+    for precision in dict.fromkeys(case.precision for case in cases):
+        members = [case for case in cases if case.precision == precision]
+        torch.set_float32_matmul_precision(precision.float32_matmul)
         most = max(elements(case.m, case.n, case.k) for case in members)
-        buffer = arena(precision, most, place)
+        buffer = arena(precision, most, budget.place)
         for case in members:
-            row = _measured_matmul(case, buffer, place, budget)
-            if row is not None:
-                found.append(row)
-                show(f"{case}: {row.tflops:.4g} TFLOP/s")
+            found += _measured_matmul(case, buffer, budget)
         del buffer
-        if place.on_gpu:
+        if budget.place.on_gpu:
             cuda.empty_cache()
-    FP32.apply()
+    torch.set_float32_matmul_precision(FP32.float32_matmul)
     return found
 
 
-def _measured_matmul(
-    case: MatmulCase, buffer: Tensor, place: Rank, budget: Budget
-) -> Matmul | None:
-    def timed(seconds: float) -> Timing:
-        call = product(buffer, case.precision, case.layout, m=case.m, n=case.n, k=case.k)
-        return measure(call, place, seconds)
+def _measured_matmul(case: MatmulCase, buffer: Tensor, budget: Budget) -> Iterator[Matmul]:
+    shape = {"m": case.m, "n": case.n, "k": case.k}
 
-    took = budget.spend(str(case), timed)
-    if took is None:
-        return None
-    same = ("m", "n", "k", "layout", "model", "layer", "tensor_parallel_size", "count")
-    values: dict[str, Any] = {name: getattr(case, name) for name in same}
-    rates: dict[str, Any] = took.rates(2.0 * case.m * case.n * case.k)
-    return Matmul(precision=case.precision.name, **values, **rates, calls=took.calls)
+    def timed(seconds: float) -> Timing:
+        call = product(buffer, case.precision, case.layout, **shape)
+        return measure(call, budget.place, seconds)
+
+    if took := budget.spend(str(case), timed):
+        values: dict[str, Any] = {**shape, **case.of, **took.rates(2.0 * case.m * case.n * case.k)}
+        row = Matmul(precision=case.precision.name, layout=case.layout, calls=took.calls, **values)
+        budget.show(f"{case}: {row.tflops:.4g} TFLOP/s")
+        yield row
 
 
 # One product repeated for seconds: clocks fall under load, and a short test does not see it
@@ -363,31 +328,22 @@ def backends(place: Rank) -> list[str]:
 
 
 def measured_attention(
-    models: list[ModelShape],
-    request: ProbeRequest,
-    place: Rank,
-    budget: Budget,
-    show: Callable[[str], None],
+    models: list[ModelShape], request: ProbeRequest, budget: Budget
 ) -> list[Attention]:
     """Return the rate of each kernel at each model's heads; what a kernel refuses is noted."""
     found: list[Attention] = []
-    budget.cases = len(models) * len(backends(place)) * len(PRODUCTS)
+    kernels = list(product_of(backends(budget.place), PRODUCTS))
+    budget.cases = len(models) * len(kernels)
     for shape in models:
-        inputs = _inputs(shape, request, place)
-        for name in backends(place):
-            for direction in PRODUCTS:
-                what = f"attention {name.lower()} {direction} of {shape.name}"
-                row = _measured_kernel(inputs, (name, direction), what, place, budget)
-                if row is not None:
-                    found.append(row)
-                    show(f"attention {name.lower()} {direction}: {row.tflops:.4g} TFLOP/s")
+        inputs = _inputs(shape, request, budget.place)
+        for name, direction in kernels:
+            found += _measured_kernel(inputs, name, direction, shape.name, budget)
     return found
 
 
 def _measured_kernel(
-    inputs: list[Tensor], kernel: tuple[str, str], what: str, place: Rank, budget: Budget
-) -> Attention | None:
-    name, direction = kernel
+    inputs: list[Tensor], name: str, direction: str, model: str, budget: Budget
+) -> Iterator[Attention]:
     query, key, value = inputs
     gradient = torch.randn_like(query)
 
@@ -400,16 +356,17 @@ def _measured_kernel(
 
     def timed(seconds: float) -> Timing:
         with sdpa_kernel(members[name]):
-            return measure(call, place, seconds)
+            return measure(call, budget.place, seconds)
 
-    took = budget.spend(what, timed)
+    what = f"attention {name.lower()} {direction}"
+    took = budget.spend(f"{what} of {model}", timed)
     if took is None:
-        return None
+        return
     batch, heads, length, dim = query.shape
     flops = PRODUCTS[direction] * 2.0 * batch * heads * length * length * dim / 2
-    return Attention.model_validate(
+    row = Attention.model_validate(
         {
-            "precision": "bf16" if place.on_gpu else "fp32",
+            "precision": "bf16" if budget.place.on_gpu else "fp32",
             "backend": name.removesuffix("_ATTENTION").lower(),
             "direction": direction,
             **{"batch": batch, "heads": heads, "groups": key.shape[1], "head_dim": dim},
@@ -417,6 +374,8 @@ def _measured_kernel(
             **took.rates(flops),
         }
     )
+    budget.show(f"{what}: {row.tflops:.4g} TFLOP/s")
+    yield row
 
 
 def _inputs(shape: ModelShape, request: ProbeRequest, place: Rank) -> list[Tensor]:

@@ -48,13 +48,13 @@ class ProbeProgress:
             print(text, flush=True)
 
     def share(self, part: str) -> float:
-        """Return the seconds of a part."""
         shares = SHARES if self.here.size == 1 else {**SHARES, "collectives": COLLECTIVES}
         return self.seconds * shares[part] / sum(shares.values())
 
     def budget(self, part: str) -> Budget:
         """Return the time of a part, from now on."""
-        return Budget(time.perf_counter() + self.share(part), self.skipped)
+        end = time.perf_counter() + self.share(part)
+        return Budget(end, self.skipped, self.here, self.show)
 
     def keep(self, **values: Any) -> None:
         """Write what has been found to the directory."""
@@ -81,17 +81,15 @@ def run(
     progress.keep()
     matmuls = _matmuls(request, progress)
     _sustained(matmuls, progress)
-    found = transfers.measured_copies(here, progress.budget("copies"), progress.show)
-    progress.keep(copies=found)
+    progress.keep(copies=transfers.measured_copies(progress.budget("copies")))
     models = [catalog.model(name) for name in request.models]
     plain = [shape for shape in models if shape.mla is None]
-    budget = progress.budget("attention")
-    rows = compute.measured_attention(plain, request, here, budget, progress.show)
+    rows = compute.measured_attention(plain, request, progress.budget("attention"))
     here.barrier()
     progress.keep(attention=rows)
     if here.size > 1:
         budget = progress.budget("collectives")
-        progress.keep(collectives=transfers.measured_collectives(here, budget, progress.show))
+        progress.keep(collectives=transfers.measured_collectives(budget))
     else:
         progress.skipped.append(Skipped(what="collectives", reason="one process has no peer"))
         progress.keep()
@@ -120,8 +118,7 @@ def _matmuls(request: ProbeRequest, progress: ProbeProgress) -> list[Matmul]:
     found: list[Matmul] = []
     parts = {"sweep": compute.sweep_cases(here), "models": compute.model_cases(request, here)}
     for part, members in parts.items():
-        cases, budget = list(members), progress.budget(part)
-        found += compute.measured_matmuls(cases, here, budget, progress.show)
+        found += compute.measured_matmuls(list(members), progress.budget(part))
         here.barrier()
         progress.keep(matmuls=found)
     return found

@@ -79,6 +79,8 @@ class Budget:
 
     end: float
     skipped: list[Skipped]
+    place: Rank
+    show: Callable[[str], None]
     cases: int = 1  # each part sets how many it has
 
     def spend(
@@ -103,7 +105,6 @@ class Budget:
             return None
 
     def skip(self, what: str, reason: str) -> None:
-        """Note that something is not measured."""
         self.skipped.append(Skipped(what=what, reason=reason))
 
 
@@ -120,7 +121,6 @@ def join(request: ProbeRequest) -> Rank:
 
 
 def leave() -> None:
-    """Part from the other processes."""
     distributed.destroy_process_group()
 
 
@@ -144,7 +144,6 @@ def measure(
 
 
 def summarised(seconds: list[float], calls: int) -> Timing:
-    """Return the timing that rounds make."""
     middle = median(seconds)
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else (middle,) * 3
     return Timing(middle, min(seconds), (high - low) / middle, calls)

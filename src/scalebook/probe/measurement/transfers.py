@@ -6,7 +6,7 @@ https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ HOST_BYTES = 256 * MIB
 BUFFERS = 2  # pairs, so that a small copy finds nothing in a cache
 
 
-def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
+def measured_copies(budget: Budget) -> list[Copy]:
     """Return the rate of each copy; processes share the host's memory, so only rank 0 uses it."""
     found: list[Copy] = []
+    place = budget.place
     sizes = DEVICE_BYTES[place.device.type]
     budget.cases = len(sizes) + 2  # to the device and from it
     for size in sizes:
@@ -33,38 +34,32 @@ def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) ->
             for _ in range(BUFFERS)
         ]
         pairs = [(torch.empty_like(source), source) for source in sources]
-        found += _timed("device_to_device", size, pairs, place, budget)
+        found += _timed("device_to_device", size, pairs, budget)
     if not place.on_gpu:
         budget.skip("copies between host and device", "the CPU is the device")
     elif place.rank == 0:
         host = torch.empty(HOST_BYTES, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(HOST_BYTES, dtype=torch.uint8, device=place.device)
-        found += _timed("host_to_device", HOST_BYTES, [(device, host)], place, budget)
-        found += _timed("device_to_host", HOST_BYTES, [(host, device)], place, budget)
+        found += _timed("host_to_device", HOST_BYTES, [(device, host)], budget)
+        found += _timed("device_to_host", HOST_BYTES, [(host, device)], budget)
     place.barrier()
     for row in found:
-        show(f"{row.kind} {row.bytes >> 20} MiB: {row.gib_per_second:.4g} GiB/s")
+        budget.show(f"{row.kind} {row.bytes >> 20} MiB: {row.gib_per_second:.4g} GiB/s")
     return found
 
 
 def _timed(
-    kind: str,
-    size: int,
-    pairs: list[tuple[Tensor, Tensor]],
-    place: Rank,
-    budget: Budget,
-) -> list[Copy]:
+    kind: str, size: int, pairs: list[tuple[Tensor, Tensor]], budget: Budget
+) -> Iterator[Copy]:
     def call(number: int) -> None:
         target, source = pairs[number % len(pairs)]
         target.copy_(source, non_blocking=True)
 
     what = f"{kind} {size >> 20} MiB"
-    took = budget.spend(what, lambda seconds: measure(call, place, seconds))
-    if took is None:
-        return []
-    moved = size * (2 if kind == "device_to_device" else 1) / GIB
-    rates = {"gib_per_second": moved / took.seconds, "gib_per_second_best": moved / took.best}
-    return [Copy.model_validate({"kind": kind, "bytes": size, "spread": took.spread, **rates})]
+    if took := budget.spend(what, lambda seconds: measure(call, budget.place, seconds)):
+        moved = size * (2 if kind == "device_to_device" else 1) / GIB
+        rates = {"gib_per_second": moved / took.seconds, "gib_per_second_best": moved / took.best}
+        yield Copy.model_validate({"kind": kind, "bytes": size, "spread": took.spread, **rates})
 
 
 # Collectives by size and group
@@ -153,11 +148,10 @@ def _group(size: int, place: Rank) -> CollectiveGroup:
     return CollectiveGroup(handle, size, tuple(range(first, first + size)))
 
 
-def measured_collectives(
-    place: Rank, budget: Budget, show: Callable[[str], None]
-) -> list[Collective]:
+def measured_collectives(budget: Budget) -> list[Collective]:
     """Return the rate of every collective; every process must call this."""
     found: list[Collective] = []
+    place = budget.place
     sizes, lengths = group_sizes(place.size), MESSAGE_BYTES[place.device.type]
     budget.cases = len(sizes) * len(lengths) * len(OPERATIONS)
     largest = max(lengths)
@@ -168,23 +162,14 @@ def measured_collectives(
         for operation in OPERATIONS:
             for length in lengths:
                 parts = given[: length // 4], taken[: length // 4]
-                row = _measured(operation, group, parts, place, budget)
-                if row is not None:
-                    found.append(row)
-                    show(
-                        f"{row.operation} {row.bytes >> 10} KiB over {size}: "
-                        f"{row.bus_gb_per_second:.4g} GB/s bus"
-                    )
+                found += _measured(operation, group, parts, budget)
     return found
 
 
 def _measured(
-    operation: Operation,
-    group: CollectiveGroup,
-    tensors: tuple[Tensor, Tensor],
-    place: Rank,
-    budget: Budget,
-) -> Collective | None:
+    operation: Operation, group: CollectiveGroup, tensors: tuple[Tensor, Tensor], budget: Budget
+) -> Iterator[Collective]:
+    place = budget.place
     length = tensors[0].numel() * tensors[0].element_size()
     what = f"{operation.name} {length >> 10} KiB over {group.size}"
 
@@ -196,10 +181,10 @@ def _measured(
 
     took = budget.spend(what, timed, place.agree)
     if took is None:
-        return None
+        return
     seconds = place.agree(took.seconds)
     rate = length / seconds / 1e9
-    return Collective(
+    row = Collective(
         operation=operation.name,
         group_size=group.size,
         bytes=length,
@@ -208,3 +193,5 @@ def _measured(
         bus_gb_per_second=rate * operation.bus(group.size),
         spread=took.spread,
     )
+    budget.show(f"{what}: {row.bus_gb_per_second:.4g} GB/s bus")
+    yield row

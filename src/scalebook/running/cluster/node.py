@@ -107,7 +107,6 @@ class NodePart:
         )
 
     def run(self, plan: Launch, environment: dict[str, str]) -> finish_run.Ended:
-        """Run this node's ranks to their end."""
         return runner.supervise(
             self.directory,
             self.config,
@@ -145,7 +144,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _part(options: argparse.Namespace) -> NodePart:
-    """Return this node's part of a run."""
     directory: Path = options.directory
     name = "SLURM_NODEID" if "SLURM_NODEID" in os.environ else "RANK"
     text = os.environ.get(name, "")
@@ -229,7 +227,6 @@ def _follow(part: NodePart) -> int:
 
 
 def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> None:
-    """Wait until a condition holds, or until the time is over."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.5)

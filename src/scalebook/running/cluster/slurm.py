@@ -47,12 +47,10 @@ def quoted(word: str) -> str:
 
 
 def array(name: str, words: Iterable[str]) -> str:
-    """Return the assignment of a bash array."""
     return f"{name}=({' '.join(quoted(word) for word in words)})"
 
 
 def assignment(name: str, value: str) -> str:
-    """Return the assignment of a bash variable."""
     return f"{name}={quoted(value)}"
 
 
@@ -111,11 +109,6 @@ class Container:
     arguments: tuple[str, ...] = ()  # the user's own, for srun or apptainer
 
     @property
-    def variable_prefix(self) -> str:
-        """What stands before a variable's name on the host for it to be set inside."""
-        return "APPTAINERENV_" if self.form == "apptainer" else ""
-
-    @property
     def is_file(self) -> bool:
         """Whether the image is a file, which its bytes identify."""
         named = self.image.endswith((".sif", ".sqsh")) and "://" not in self.image
@@ -133,34 +126,26 @@ class Container:
         known = {"SCALEBOOK_CONTAINER": self.form, "SCALEBOOK_IMAGE": self.image}
         return known | ({"SCALEBOOK_IMAGE_ID": IMAGE_ID} if self.is_file else {})
 
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """Variables for the program that enters the image, not for what runs inside."""
-        return ENROOT_PLAIN_SHELL if self.form == "pyxis" else {}
-
     def each_node(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return what stands between srun and the command."""
         if self.form == "pyxis":
             return self._pyxis(runs, config, names)
         return self._apptainer(runs, config) if self.form == "apptainer" else ()
 
-    def _mounts(self, runs: Path, config: RunConfig) -> list[tuple[str, bool]]:
-        """Return each folder or file that the run needs, under its own name, and if it writes."""
+    def _mounts(self, runs: Path, config: RunConfig) -> list[str]:
+        """Return each folder or file that the run needs, under its own name."""
         folders = [(runs, True)]
         folders += [(Path(config.data).absolute().parent, False)] if config.data else []
         folders += [(path, False) for path in self.catalogs]
         why = "the list of mounts of a container"
-        return [(safe_path(str(path), ":,\\", why), writes) for path, writes in folders]
+        paths = ((safe_path(str(path), ":,\\", why), writes) for path, writes in folders)
+        return [f"{path}:{path}" + ("" if writes else ":ro") for path, writes in paths]
 
     def _pyxis(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
-        mounts = ",".join(
-            f"{path}:{path}" + ("" if writes else ":ro")
-            for path, writes in self._mounts(runs, config)
-        )
         # The image's root is left as it is: what a run leaves is below the mounted runs.
         return (
             f"--container-image={self.image}",
-            f"--container-mounts={mounts}",
+            f"--container-mounts={','.join(self._mounts(runs, config))}",
             "--no-container-mount-home",
             "--container-writable",
             # Else what the image sets wins over what the job sets.
@@ -171,10 +156,7 @@ class Container:
     def _apptainer(self, runs: Path, config: RunConfig) -> tuple[str, ...]:
         vendor = catalog.platform(config.platform).vendor
         device = [flag.argument for flag in images.image(vendor).flags.get("apptainer", ())]
-        binds = [
-            f"--bind={path}:{path}" + ("" if writes else ":ro")
-            for path, writes in self._mounts(runs, config)
-        ]
+        binds = [f"--bind={mount}" for mount in self._mounts(runs, config)]
         clean = ("--cleanenv", "--no-home", "--pwd=/tmp")
         # Inside, a node knows its number only by a variable that is passed on by name.
         shell = ("bash", "-c", 'APPTAINERENV_SLURM_NODEID=$SLURM_NODEID exec "$@"', "bash")
@@ -271,7 +253,10 @@ def _on_gpus(tasks: Sequence[JobTask]) -> bool:
 def _resources(tasks: Sequence[JobTask], options: Options) -> dict[str, str]:
     nodes = max(task.config.nodes for task in tasks)
     each = max(task.config.world_size // task.config.nodes for task in tasks)
-    wanted = {"job-name": job_name(tasks), "nodes": str(nodes), "ntasks-per-node": "1"}
+    first = tasks[0].config
+    what = re.sub(r"[^\w.-]", "-", f"{first.model}-w{first.world_size}")
+    name = f"scalebook-{len(tasks)}-runs" if len(tasks) > 1 else f"scalebook-{what}"
+    wanted = {"job-name": name, "nodes": str(nodes), "ntasks-per-node": "1"}
     if _on_gpus(tasks):
         wanted |= {"gpus-per-node": str(each), "mem": "0"}
     else:
@@ -281,15 +266,6 @@ def _resources(tasks: Sequence[JobTask], options: Options) -> dict[str, str]:
         minutes = -(-(sum(limits) + MARGIN_SECONDS) // 60)
         wanted |= {"time": str(minutes)}
     return wanted
-
-
-def job_name(tasks: Sequence[JobTask]) -> str:
-    """Return the name of a job: the model and the number of ranks, or of runs."""
-    first = tasks[0].config
-    model = re.sub(r"[^\w.-]", "-", first.model)
-    if len(tasks) > 1:
-        return f"scalebook-{len(tasks)}-runs"
-    return f"scalebook-{model}-w{first.world_size}"
 
 
 def _setup(options: Options) -> str:
@@ -320,8 +296,11 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
 
 
 def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) -> list[str]:
-    container, prefix = options.container, options.container.variable_prefix
-    own = [f"export {assignment(*item)}" for item in container.settings.items()]
+    container = options.container
+    # What stands before a variable's name on the host for it to be set inside.
+    prefix = "APPTAINERENV_" if container.form == "apptainer" else ""
+    enters = ENROOT_PLAIN_SHELL if container.form == "pyxis" else {}  # not for what runs inside
+    own = [f"export {assignment(*item)}" for item in enters.items()]
     if container.is_file:
         own.append(f"IMAGE_SHA256=$(sha256sum <{quoted(container.image)} | cut -c -64)")
     own += [f"export {assignment(prefix + n, value)}" for n, value in container.named().items()]

@@ -163,7 +163,6 @@ def _sbatch(script: Path, ask: Ask) -> str:
 
 
 def describe(job: Sequence[Submitted]) -> str:
-    """Return a job in words."""
     first = job[0]
     if len(job) == 1:
         return f"job {first.job_id}: {label(first.entry.config)}"

@@ -75,7 +75,6 @@ class Watch:
 
     @property
     def name(self) -> str:
-        """The job and the run in words."""
         return f"job {self.run.job_id}, {label(self.run.entry.config)}"
 
 

@@ -129,27 +129,23 @@ def _install(image: Image) -> tuple[str, ...]:
 
 def definition(build: Build) -> str:
     """Return apptainer's definition file: the same steps as the Containerfile's."""
-    install = " ".join(_install(build.image))
-    return "\n".join(
-        (
-            "Bootstrap: docker",
-            f"From: {build.base}",
-            "",
-            "%files",
-            *(f"    {name} {INSIDE}/" for name in ("install.py", POLICY, *LOCKS)),
-            f"    *.whl {INSIDE}/",
-            f"    notebooks {INSIDE}/notebooks",
-            f"    plans {INSIDE}/runs/plans",
-            "",
-            "%post",
-            f"    {install}",
-            "",
-            "%labels",
-            f"    org.opencontainers.image.base.name {build.base}",
-            f"    scalebook.security-policy {INSIDE}/{POLICY}",
-            "",
-        )
-    )
+    files = "\n".join(f"    {name} {INSIDE}/" for name in ("install.py", POLICY, *LOCKS, "*.whl"))
+    return f"""\
+Bootstrap: docker
+From: {build.base}
+
+%files
+{files}
+    notebooks {INSIDE}/notebooks
+    plans {INSIDE}/runs/plans
+
+%post
+    {" ".join(_install(build.image))}
+
+%labels
+    org.opencontainers.image.base.name {build.base}
+    scalebook.security-policy {INSIDE}/{POLICY}
+"""
 
 
 def packages_command(build: Build) -> tuple[str, ...] | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from scalebook.errors import LaunchError
-from scalebook.query import ask
+from scalebook.query import ask, said_of
 
 IMPORT_SECONDS = 300.0  # a first import from a cold network file system takes minutes
 IMPORT = (
@@ -56,7 +56,6 @@ class ImageFinding:
 
     @property
     def good(self) -> bool:
-        """Whether this is as it should be."""
         return self.verdict in ("as stated", "present")
 
 
@@ -99,14 +98,8 @@ def _version(names: tuple[str, ...]) -> str | None:
 def _torch_build() -> dict[str, str | None]:
     """Return the CUDA and ROCm versions that torch was built for, from its version file."""
     spec = find_spec("torch")
-    try:
-        text = (Path(str(spec.origin)).parent / "version.py").read_text() if spec else ""
-    except OSError:
-        text = ""
-    found = {
-        name: re.search(rf"^{name}\b[^=]*= *'([^']*)'", text, re.M) for name in ("cuda", "hip")
-    }
-    cuda, hip = (match[1] if match else None for match in found.values())
+    file = Path(str(spec.origin)).parent / "version.py" if spec else Path()
+    cuda, hip = (said_of(file, rf"^{name}\b[^=]*= *'([^']*)'") for name in ("cuda", "hip"))
     rocm = re.search(r"\+rocm(\d+(?:\.\d+)*)", _version(("torch",)) or "")
     return {"cuda": cuda, "rocm": rocm[1] if rocm else hip}
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scalebook.errors import LaunchError
-from scalebook.query import ask
+from scalebook.query import ask, said
 from scalebook.running.container.commands import OCI
 from scalebook.running.container.images import DIGEST, ENGINES, image
 
@@ -153,7 +153,6 @@ def surroundings(
 
 
 def installed(engines: Sequence[str] = ENGINES) -> list[str]:
-    """Return those of the engines that are installed here."""
     return [engine for engine in engines if shutil.which(engine) is not None]
 
 
@@ -264,25 +263,12 @@ def current_container(environment: Mapping[str, str], root: Path = Path("/")) ->
     The variable ``container`` is what podman and systemd-nspawn set; files come next, and the
     first process's control group is asked last, as a new kind of group would be no sign.
     """
-    if environment.get(CONTAINER):
-        return environment[CONTAINER]
-    for name, kind in _VARIABLES.items():
-        if environment.get(name):
-            return kind
-    if environment.get("container"):
-        return environment["container"]
-    for name, kind in _FILES.items():
-        if (root / name).exists():
-            return kind
-    return _by_cgroup(root / "proc" / "1" / "cgroup")
-
-
-def _by_cgroup(path: Path) -> str | None:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for name, kind in _CGROUPS.items():
-        if re.search(rf"[/:]{name}[-/.:]", text):
-            return kind
-    return None
+    group = said(root / "proc" / "1" / "cgroup")
+    signs = (
+        environment.get(CONTAINER),
+        *(kind for name, kind in _VARIABLES.items() if environment.get(name)),
+        environment.get("container"),
+        *(kind for name, kind in _FILES.items() if (root / name).exists()),
+        *(kind for name, kind in _CGROUPS.items() if re.search(rf"[/:]{name}[-/.:]", group)),
+    )
+    return next(filter(None, signs), None)

@@ -85,10 +85,8 @@ def variables(config: RunConfig) -> tuple[Variable, ...]:
 
 def values_of(config: RunConfig) -> dict[str, ConditionValue]:
     """Return what conditions are compared with: a run's fields and what its platform is."""
-    platform = catalog.platform(config.platform)
-    gpu = None
-    if platform.accelerator is not None:
-        gpu = catalog.accelerator(platform.accelerator).compute_capability or None
+    platform, device = catalog.platform(config.platform), catalog.device_of(config.platform)
+    gpu = (device and device.compute_capability) or None
     major = (gpu or "").partition(".")[0]
     return {
         **config.model_dump(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,7 +13,7 @@ from typing import Any, cast
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Platform
-from scalebook.query import printed
+from scalebook.query import printed, said_of
 from scalebook.running.devices.sensor import variables
 
 Runner = Callable[[Sequence[str]], str | None]
@@ -36,7 +35,6 @@ class Machine:
     count: int
 
     def describe(self) -> str:
-        """Return the devices in words."""
         if self.vendor == "cpu":
             return "no GPU"
         return f"{self.count} x {self.device_name or 'an AMD GPU of unknown name'}"
@@ -75,7 +73,8 @@ def _amd(query: Runner, sysfs: Path) -> list[str | None]:
         if names:
             return names
     nodes = sysfs.glob("class/kfd/kfd/topology/nodes/*/properties")
-    return [None for node in nodes if _is_kfd_gpu(node)]
+    # CPUs have no SIMDs.
+    return [None for node in nodes if int(said_of(node, r"^simd_count (\d+)") or 0) > 0]
 
 
 def _amd_names(text: str | None) -> list[str | None]:
@@ -97,15 +96,6 @@ def _amd_name(entry: dict[str, Any]) -> str | None:
     fields = {**entry, **cast("dict[str, Any]", asic if isinstance(asic, dict) else {})}
     found = (fields.get(key) for key in AMD_NAME_KEYS)
     return next((name for name in found if isinstance(name, str) and name != "N/A"), None)
-
-
-def _is_kfd_gpu(properties: Path) -> bool:
-    """Return whether a node of the AMD kernel driver's topology is a GPU (CPUs have no SIMDs)."""
-    try:
-        match = re.search(r"^simd_count (\d+)", properties.read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return match is not None and int(match[1]) > 0
 
 
 def platform_of(machine: Machine) -> Platform:

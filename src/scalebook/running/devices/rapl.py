@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scalebook.query import number, said
 from scalebook.running.devices.sensor import Row, Sensor, SensorError, without_missing
 
 POWERCAP = Path("/sys/class/powercap")
@@ -35,9 +36,13 @@ class RAPL(Sensor):
     _packages: list[_Package] = field(default_factory=lambda: [])
 
     def __post_init__(self) -> None:
-        """Open the packages; their parts (cores, memory controller) are within them."""
-        paths = sorted(self.root.glob("intel-rapl:[0-9]*"))
-        paths = [path for path in paths if path.name.count(":") == 1 and _is_package(path)]
+        """Open the packages; their parts (cores, memory controller) are within them.
+
+        ``psys`` counts the platform, packages included.
+        """
+        domains = sorted(self.root.glob("intel-rapl:[0-9]*"))
+        whole = (path for path in domains if path.name.count(":") == 1)
+        paths = [path for path in whole if said(path / "name").startswith("package")]
         if not paths:
             raise SensorError(f"This machine shows no energy counter of its CPU under {self.root}")
         for path in paths:
@@ -65,14 +70,6 @@ class RAPL(Sensor):
         return {"cpu": package.number, "energy_joules": round(package.joules, 6)}
 
 
-def _is_package(path: Path) -> bool:
-    """Return whether a domain is a package; ``psys`` counts the platform, packages included."""
-    try:
-        return (path / "name").read_text().startswith("package")
-    except OSError:
-        return False
-
-
 def _counter(path: Path) -> int:
     try:
         return int(path.read_text())
@@ -85,7 +82,5 @@ def _counter(path: Path) -> int:
 
 
 def _cap(path: Path) -> float | None:
-    try:
-        return int((path / "constraint_0_power_limit_uw").read_text()) / 1e6
-    except (OSError, ValueError):
-        return None
+    limit = number(said(path / "constraint_0_power_limit_uw"))
+    return None if limit is None else limit / 1e6

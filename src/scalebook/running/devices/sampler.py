@@ -57,7 +57,6 @@ def asked(
 
 
 def header(source: str | None, period: float, node: int, **more: Any) -> dict[str, Any]:
-    """Return the first line of a telemetry file."""
     return {"kind": "sampler", "source": source, "period_seconds": period, "node": node, **more}
 
 

@@ -6,7 +6,6 @@ reads the driver's counters, whatever fails in it is a note in its file, and it 
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
+from scalebook.query import number
 from scalebook.running.devices import sampler
 from scalebook.running.devices.rapl import RAPL
 from scalebook.running.devices.sensor import SensorError
@@ -72,15 +72,11 @@ def _start(
 
 
 def _period(environment: Mapping[str, str]) -> float:
-    """Return the seconds between two samples."""
     value = environment.get(PERIOD_VARIABLE, str(PERIOD_SECONDS))
-    try:
-        period = float(value)
-    except ValueError:
-        period = math.nan
+    period = number(value)
     if period == 0:
         raise SensorError(f"{PERIOD_VARIABLE} is 0")
-    if not sampler.SHORTEST_SECONDS <= period <= sampler.LONGEST_SECONDS:
+    if period is None or not sampler.SHORTEST_SECONDS <= period <= sampler.LONGEST_SECONDS:
         raise SensorError(
             f"{PERIOD_VARIABLE}={value!r} is not between {sampler.SHORTEST_SECONDS} and "
             f"{sampler.LONGEST_SECONDS:.0f} seconds"
