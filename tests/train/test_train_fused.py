@@ -24,13 +24,12 @@ from scalebook.train import cpu  # noqa: E402
 
 cpu.install()
 
-from torch import Tensor, nn  # noqa: E402
+from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from scalebook.train.layers import async_tensor_parallel as pieces  # noqa: E402
 from scalebook.train.layers import fused, remake, vocabulary  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
-from scalebook.train.model import local  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40
 STAGES = {"world_size": 2, "pipeline_parallel_size": 2}
@@ -208,11 +207,35 @@ def test_a_norm_written_out_is_torchs():
     torch.testing.assert_close(fused._rms_norm(hidden, (8,), weight, 1e-5), expected)
 
 
+@pytest.mark.parametrize(("width", "own"), [(128, False), (895, False), (896, True), (4096, True)])
+def test_norms_as_narrow_as_heads_are_compiled_and_all_where_torch_has_no_kernel(
+    width: int, own: bool, monkeypatch: Any
+):
+    compiled: list[str] = []
+
+    def noted(function: Any, **options: Any) -> Any:
+        assert options == {"dynamic": False}  # else a second width is reduced at half the speed
+        compiled.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(fused, "compiled", noted)
+    hidden, weight = torch.randn(3, width), torch.rand(width)
+    expected = functional.rms_norm(hidden, (width,), weight, 1e-5)
+    torch.testing.assert_close(fused.rms_norm(hidden, (width,), weight, 1e-5), expected)
+    assert compiled == ([] if own else ["_rms_norm"])
+    monkeypatch.delattr(torch, "_fused_rms_norm")
+    fused.rms_norm(hidden, (width,), weight, 1e-5)
+    assert compiled[-1:] == ["_rms_norm"]
+
+
 def released() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)
     hidden, weight = torch.randn(5, 8, generator=generator), torch.rand(8, generator=generator)
     matrix = torch.randn(3, 8, generator=generator)
-    function = partial(local._rms, nn.functional.rms_norm, (8,), 1e-5)
+
+    def function(rows: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(rows, (8,), weight, 1e-5)
+
     leaves = tuple(leaf.requires_grad_() for leaf in (hidden, weight, matrix))
     normed = remake.made_by(function(leaves[0], leaves[1]), function, leaves[0], leaves[1])
     output = normed @ leaves[2].t()
@@ -565,6 +588,23 @@ def test_no_transfer_between_stages_waits_for_the_device_and_gpus_average_as_the
     assert not settings.batch_p2p_sync
     reduced = megatron_config.ddp_config(config, world, on)
     assert reduced.average_in_collective == (device == "cuda")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_residual_is_added_by_a_compiled_kernel_only_with_a_bias(bias: bool):
+    from training import small
+
+    from scalebook.facts import catalog
+    from scalebook.train.model import megatron_config
+    from scalebook.train.model.switches import resolve
+    from scalebook.train.world import World
+
+    world = World(0, 1, torch.device("cuda"))
+    shape = catalog.model("gpt3-1.3b" if bias else "tiny-llama")
+    on = resolve(small(platform="h200", layer_spec="torch", cuda_graph="off"), shape, world)
+    settings = megatron_config.transformer_config(small(platform="h200"), shape, world, on)
+    assert on.fused_activation
+    assert settings.bias_dropout_fusion is bias
 
 
 @pytest.mark.parametrize("fp8", [None, "hybrid"])

@@ -7,13 +7,12 @@ layers so that they can free their input (recompute mode ``pointwise``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
 from scalebook.train import mcore
 from scalebook.train.experts import mlp
@@ -31,12 +30,11 @@ class Norm(nn.Module):
         super().__init__()
         shape = (hidden_size,)
         self.weight = nn.Parameter(torch.ones(shape, dtype=config.params_dtype))
-        if config.normalization == "RMSNorm":
-            function = fused.rms_norm if compiled else nn.functional.rms_norm
-            self.normalise: Callable[..., Tensor] = partial(_rms, function, shape, eps)
-        else:
-            self.bias = nn.Parameter(torch.zeros(shape, dtype=config.params_dtype))
-            self.normalise = partial(_layer, shape, eps)
+        norm: Any = fused.rms_norm if compiled else rms_norm
+        if config.normalization != "RMSNorm":
+            norm = layer_norm
+            self.bias = nn.Parameter(torch.zeros_like(self.weight))
+        self.normalise = partial(norm, normalized_shape=shape, eps=eps)
         for parameter in self.parameters():
             # Each tensor-parallel rank sees a part of the sequence; this mark makes Megatron-Core
             # add up the ranks' gradients.
@@ -45,19 +43,12 @@ class Norm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return ``hidden`` [..., hidden size] with unit mean square (or variance), scaled."""
-        parameters = tuple(self.parameters())
-        normalised = self.normalise(hidden, *parameters)
+        # The module's own dictionary: a search for its parameters takes the host longer.
+        normalise = partial(self.normalise, **self._parameters)
+        normalised = normalise(hidden)
         if self.remade and torch.is_grad_enabled():
-            return remake.made_by(normalised, self.normalise, hidden, *parameters)
+            return remake.made_by(normalised, normalise, hidden)
         return normalised
-
-
-def _rms(function: Any, shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor) -> Tensor:
-    return function(hidden, shape, weight, eps)
-
-
-def _layer(shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return layer_norm(hidden, shape, weight, bias, eps)
 
 
 class ColumnParallelLinear(mcore.ColumnParallelLinear):

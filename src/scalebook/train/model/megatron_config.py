@@ -177,7 +177,8 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
     return {
         "use_cpu_initialization": not world.on_gpu,
         "bias_activation_fusion": on.fused_activation or remakes_activation(config, shape),
-        "bias_dropout_fusion": on.fused_activation,
+        # Without a bias only an addition is left: launching it compiled takes the host far longer.
+        "bias_dropout_fusion": on.fused_activation and shape.mlp_bias,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": on.fused_weight_gradient,
         "apply_rope_fusion": te and on.fused_rope,
