@@ -34,23 +34,25 @@ class Sheet:
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
-    above: str = ""  # that text, where nothing is read of it yet
+    above: str = ""  # that text, where nothing is read of it yet, and what follows the table
+    below: str = ""
     far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
+    cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
     """Yield the table of a file of CSV or TSV."""
-    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
+    reader, rows, titles = csv.reader(io.StringIO(text), delimiter=delimiter), [], 0
     try:
-        for cells in reader:
-            if sheet is None:
-                sheet = Sheet(name, cells)
-            elif any(cell.strip() for cell in cells):
-                sheet.rows.append((reader.line_num, cells))
+        rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
         raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
-    if sheet is not None:
-        yield sheet
+    filled = [sum(bool(cell.strip()) for cell in cells) for _, cells in rows]
+    while titles < len(rows) and filled[titles] == 1 < max(filled):
+        titles += 1
+    above = " ".join(" ".join(cells) for _, cells in rows[:titles])
+    if rows:
+        yield Sheet(name, rows[titles][1], rows[titles + 1 :], above=above)
 
 
 class _Tables(HTMLParser):
@@ -62,6 +64,7 @@ class _Tables(HTMLParser):
         self.shown = list[str]()  # the text of the page outside of its tables
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
+        self._last, self._open = Sheet("", []), False  # above the text; whether in a cell
         self._section, self._hidden = 0, False  # where in the text; whether it is a script
         self._note = False
         self._rows, self._wide, self._high = 0, 1, 1  # so far; columns and rows of a cell
@@ -70,12 +73,18 @@ class _Tables(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
         self._note = tag == "sup" and not "".join(self._text).endswith("10")  # a footnote's mark
+        if self._open and tag in ("tr", "td", "th"):  # whose end tag was left out
+            self.handle_endtag("td")
+        if tag == "tr" and self._row:
+            self.handle_endtag("tr")
+        self._open = tag in ("td", "th") or (self._open and tag != "table")
         if tag == "table":
             self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
             self._held = {}
         elif tag == "tr":
             self._row, self._rows = [], self._rows + 1
         elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
+            self._last = self._last if self._sheet else Sheet("", [])
             self._text = []
             spans = (dict(attrs).get(name) or "" for name in ("colspan", "rowspan"))
             self._wide, self._high = (
@@ -96,15 +105,21 @@ class _Tables(HTMLParser):
         self._text.append("" if self._note else data)
         if self._sheet is None and not self._hidden:
             self.shown.append(data)
+            self._last.below += data
 
     def handle_endtag(self, tag: str) -> None:
+        if self._open and tag in ("tr", "table"):
+            self.handle_endtag("td")
+        if tag == "table" and self._row:
+            self.handle_endtag("tr")
         text = " ".join("".join(self._text).split())
         self._note = False
         if tag in ("h1", "h2", "h3", "h4"):
             self._name, self._section = text or self._name, len(self.shown)
         elif tag == "caption" and self._sheet is not None:
             self._sheet.name = text or self._sheet.name
-        elif tag in ("td", "th"):
+        elif tag in ("td", "th") and self._open:
+            self._open = False
             self._add()
             start = len(self._row)
             more = text if self._sheet is not None and not self._sheet.head else ""
@@ -115,9 +130,10 @@ class _Tables(HTMLParser):
                 self._sheet.rows.append((self.getpos()[0], self._row))
             else:
                 self._sheet.head = self._row
+            self._row = []
         elif tag == "table" and self._sheet is not None:
             self.sheets.append(self._sheet)
-            self._sheet = None
+            self._last, self._sheet = self._sheet, None
 
 
 def in_html(text: str) -> tuple[list[Sheet], str]:
@@ -210,12 +226,10 @@ def by_case(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
     cases, heads = dict[str, list[int]](), dict[int, str]()
     for at, head in enumerate(map(plain, sheet.head)):
-        case, _, rest = head.partition(" ")
-        if within := re.fullmatch(r"(.*) \((.*)\)", head):
-            case, rest = within[2], within[1]
-        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+        case, rest = (sheet.cases[at], head) if at in sheet.cases else _case_of(head)
+        if case:
             cases.setdefault(case, []).append(at)
-            heads[at] = rest
+            heads[at] = rest.lower()
     if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
         yield sheet
         return
@@ -225,10 +239,100 @@ def by_case(sheet: Sheet) -> Iterator[Sheet]:
             (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
         ]
         rows = [(line, row) for line, row in rows if len(row) > len(kept)]
-        named = "model" if vocabulary.bare_size(case) else "gpu"
-        yield replace(
-            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
-        )
+        named = "model" if catalog_words("model", case) or vocabulary.bare_size(case) else ""
+        named = "gpu" if catalog_words("accelerator", case) else named
+        head = [*(heads.get(at, sheet.head[at]) for at in kept), named]
+        yield replace(sheet, name=f"{sheet.name}: {case}", head=head, rows=rows, cases={})
+
+
+def _case_of(head: str) -> tuple[str, str]:
+    """Return the case that a heading names, a size or a device, and the rest; or neither."""
+    case, _, rest = head.partition(" ")
+    tried = [(case, rest)]
+    if within := re.fullmatch(r"(.*) \((.*)\)", head):
+        tried.append((within[2], within[1]))
+    if device := _DEVICE.search(head.lower()):  # tokens/s/GPU A100 80GB, 128 GPUs
+        tried.append((head[device.start() :], head[: device.start()].strip()))
+    for case, rest in tried:
+        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+            return case, rest
+    return "", ""
+
+
+def arranged(sheet: Sheet) -> Sheet:
+    """Return a table with one row of headings, and each row with the cells that it continues.
+
+    A row with one cell only says what the rows below it are of; they get its text as a cell more.
+    """
+    if len(sheet.head) > 2 and re.fullmatch("units?", plain(sheet.head[1]).lower()):
+        rows = [(line, [f"{row[0]} ({row[1]})", *row[2:]]) for line, row in sheet.rows if row[1:]]
+        sheet = replace(sheet, head=[sheet.head[0], *sheet.head[2:]], rows=rows)
+    sheet = headed(sheet)
+    wide, part, above, rows = len(sheet.head), "", list[str](), list[tuple[int, list[str]]]()
+    for line, row in sheet.rows:
+        filled = [at for at, cell in enumerate(row) if plain(cell)]
+        if wide > 2 and filled == [0] and not re.match(r"\W*[\d.]+\W*$", row[0]):
+            part = plain(row[0])
+            continue
+        first = filled[0] if filled else 0
+        cells = [
+            f"{CONTINUED}{above[at]}"
+            if at < len(above) and (_DITTO.fullmatch(cell.strip()) if cell.strip() else at < first)
+            else cell
+            for at, cell in enumerate(row)
+        ]
+        above = [cell.removeprefix(CONTINUED) for cell in cells]
+        more = [""] * (wide - len(row)) + [part] if part else []
+        rows.append((line, [*cells, *more]))
+    return replace(sheet, rows=rows)
+
+
+CONTINUED = "\u2060"  # before a cell that stands in a row above: not printable
+_DITTO = re.compile("[\"″〃]|''|\\^\\^|ditto|same( as above)?|同上", re.IGNORECASE)
+
+
+def headed(sheet: Sheet) -> Sheet:
+    """Return a table whose second row holds headings too with one heading for each column.
+
+    Headings that stand under several others are cases: the MFU of each of two devices.
+    """
+    below = [plain(cell) for cell in sheet.rows[0][1]] if sheet.rows else []
+    heads = [plain(cell) for cell in sheet.head]
+    if len(below) != len(heads) or any(re.match(r"[~≈<>$]?\d", cell) for cell in below):
+        return sheet
+    if len({*heads}) == 1:  # a title above the headings
+        return replace(sheet, head=below, rows=sheet.rows[1:], above=f"{sheet.above} {heads[0]}")
+    over = list[str]()
+    for head, cell in zip(heads, below, strict=True):
+        over.append(head or (over[-1] if over and cell else ""))
+    joined = [_joined(*pair) for pair in zip(over, below, strict=True)]
+    other = vocabulary.headings()["cases"]["other"]
+    named = [
+        at
+        for at, cell in enumerate(below)
+        if cell not in ("", heads[at]) and not re.search(other, over[at].lower())
+    ]
+    pairs = ((joined[at], below[at]) for at in named)
+    if sum(any(named_by(*heading_of(one)) for one in pair) for pair in pairs) < max(
+        2, len(named) / 2
+    ):
+        return sheet
+    under = dict[str, set[str]]()
+    for at in named:
+        under.setdefault(below[at].lower(), set()).add(over[at])
+    cases = {at: over[at] for at in named if len(under[below[at].lower()]) > 1}
+    head = [below[at] if at in cases else text for at, text in enumerate(joined)]
+    return replace(sheet, head=head, rows=sheet.rows[1:], cases=cases)
+
+
+def _joined(over: str, cell: str) -> str:
+    """Return the heading that two rows give a column: of both, or the lower one's if that names."""
+    if not over or not cell or over == cell:
+        return cell or over
+    neutral = re.fullmatch(vocabulary.headings()["cases"]["neutral"], over.lower())
+    tried = [f"{over} ({cell.strip('()[]')})", f"{over} {cell}", f"{cell} {over}"]
+    tried = [cell, *tried] if neutral else tried
+    return next((one for one in tried if named_by(*heading_of(one))), f"{over} {cell}")
 
 
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
@@ -347,7 +451,7 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
 
 _DEVICE = re.compile(
     r"(?:\b|(?<=\d[x×]))(?:tpu[ -])?((?:(?:rtx|gaudi|trainium)[ -]?|[a-z]+)\d+\w*)\b"
-    r"((?:[- ](?:\d+ ?gb|pcie|nvl|sxm\d?)\b)*)"
+    r"((?:[- ](?:\d+ ?gb?|pcie|nvl|sxm\d?)\b)*)"
 )
 
 
@@ -364,8 +468,8 @@ def devices_and_rest(text: str) -> tuple[list[str], str]:
 
     def take(match: re.Match[str]) -> str:
         word = re.sub("[ -]", "", match[1])
-        forms = re.findall(r"pcie|nvl|\d+ ?gb", match[2])
-        sized = [f"{word}-{one.replace(' ', '')}" for one in forms]
+        forms = re.findall(r"pcie|nvl|\d+ ?g(?=b?\b)", match[2])
+        sized = [f"{word}-{one.replace(' ', '')}".replace("g", "gb") for one in forms]
         cards = [one for one in every if "pcie" in forms and one.lower().startswith(f"{word}-pcie")]
         tried = (*cards[-1:], *map(names.get, (*sized, word, word.removesuffix("s"))))
         name = next(filter(None, tried), "")

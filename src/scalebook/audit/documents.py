@@ -16,6 +16,7 @@ from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_utf8
 from scalebook.audit.device_tables import (
+    CONTINUED,
     MOST_COLUMNS,
     MOST_ROWS,
     Sheet,
@@ -37,13 +38,15 @@ from scalebook.settings import SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
+MOST_BELOW = 300  # below a table of a page
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
-_OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
+_OF_DOCUMENT = {"model", "sequence_length", "batch_size_per_replica"}
 
 # what a remark below a table, or its headings, may say, and how many lines of that are read
 _BELOW = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_CAPTION = (*_BELOW, "model", "accelerator", "precision")
 _UNDER = 3
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -80,15 +83,18 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     lists, unread, prose = list[Sheet](), list[str](), ""
     if suffix in (".csv", ".tsv"):
         sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
-    elif suffix in (".html", ".htm"):
-        sheets, prose = device_tables.in_html(text)
-        for sheet in sheets:
-            _say(sheet, sheet.above[-MOST_TEXT:])
     else:
-        sheets, lists = list(_markdown(text)), list(_lists(text, unread))
-        lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
-        sheets = [sheet for sheet in sheets if not _turned(sheet)]
+        sheets, prose = device_tables.in_html(text)
+    sheets = [device_tables.arranged(one) for one in sheets]
+    for sheet in sheets:
+        _say(sheet, sheet.above.rpartition("\n#")[2][-MOST_TEXT:])
+    sheets = [_remarked(sheet, sheet.below[:MOST_BELOW]) for sheet in sheets]
+    if suffix not in (".csv", ".tsv", ".html", ".htm"):
+        sheets += map(device_tables.arranged, _markdown(text))
+        lists = list(_lists(text, unread))
         prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+    lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
+    sheets = [sheet for sheet in sheets if not _turned(sheet)]
     wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
     if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
@@ -132,9 +138,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             continue
         if sheet is not None:
             under = "\n".join(lines[number - 1 : number + _UNDER]).partition("\n#")[0]
-            more = _context(under.partition("|")[0])
-            more = {key: more[key] for key in _BELOW if key in more.keys() - sheet.given.keys()}
-            yield replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
+            yield _remarked(sheet, under.partition("|")[0])
             sheet = None
         if line.startswith("#"):
             name = plain(line.lstrip("#")) or name
@@ -144,7 +148,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             said = sizes_in(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
             counts = {key: one.text for key, one in said if key == "gpus"}
-            sheet = Sheet(name, _cells(line), given=counts | _named_once("title", name))
+            over = _cells(lines[number - 2]) if number > 1 and "|" in lines[number - 2] else []
+            two = device_tables.headed(Sheet(name, over, [(number, _cells(line))]))
+            sheet = Sheet(name, _cells(line)) if two.rows or not over else two
+            sheet.given = counts | _named_once("title", name)
             _say(sheet, outer[-1][-MOST_TEXT:])
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
@@ -260,6 +267,13 @@ def _say(sheet: Sheet, text: str) -> None:
     rates = {name for _, name in RATES} if scaled else set[str]()
     sheet.far = _COUNTS & (stated.keys() - sheet.given.keys()) | rates
     sheet.given = sheet.given | stated
+
+
+def _remarked(sheet: Sheet, text: str) -> Sheet:
+    """Return a table with what the text below it states, which may be of something else."""
+    more = _context(text)
+    more = {key: more[key] for key in _CAPTION if key in more.keys() - sheet.given.keys()}
+    return replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -509,6 +523,7 @@ def _row(
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
+    doubtful |= {one.field for one in seen if cells[one.index].startswith(CONTINUED)}
     for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are not 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
@@ -524,7 +539,8 @@ def _row(
         values.setdefault("parameters", read_printed(size))
     unread += knowledge.not_in_catalog(at, words)
     own = {} if "accelerator" in at else _device_in(" | ".join(shown))
-    own |= _named_once("row", " ".join(shown))
+    part = _context(" ".join(shown[len(sheet.head) :]))
+    own |= _named_once("row", " ".join(shown)) | {key: part[key] for key in _OF_DOCUMENT & part.keys()}
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))

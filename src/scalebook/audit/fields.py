@@ -184,7 +184,7 @@ def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
     """
 
     def pieces(text: str) -> list[str]:
-        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
+        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb?\b", r"\1gb ", text.lower()))
         return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
 
     wanted = pieces(name.replace("_", " "))
