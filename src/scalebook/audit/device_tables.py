@@ -37,6 +37,7 @@ class Sheet:
     above: str = ""  # that text, where nothing is read of it yet, and what follows the table
     below: str = ""
     far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
+    sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
     cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
 
 

@@ -42,16 +42,16 @@ MOST_BELOW = 300  # below a table of a page
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
-_OF_DOCUMENT = {"model", "sequence_length", "batch_size_per_replica"}
+_OF_DOCUMENT = {"model", "gpus_per_node", "sequence_length", "batch_size_per_replica"}
 
 # what a remark below a table, or its headings, may say, and how many lines of that are read
-_BELOW = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_BELOW = ("device_memory_gb", "price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
 _CAPTION = (*_BELOW, "model", "accelerator", "precision")
 _UNDER = 3
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 # a text may name these of something else
-_COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
+_COUNTS = frozenset({"gpus", "gpus_per_node", "batch_size_per_replica", "price_per_gpu_hour"})
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
@@ -65,7 +65,7 @@ _BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
-_FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
+_FRACTIONS = ("mfu", "hfu", "memory_fraction", "scaling_efficiency", "scaling_overhead")
 
 
 def load_document(path: Path, *, follow: bool = False) -> Claims:
@@ -100,9 +100,11 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
         raise ClaimError(f"{name} has more than {what}. Split it.")
     _set_up([*sheets, *lists], lists, _device_in(prose))
+    for sheet in sheets:
+        sheet.sized = _sized(prose[:_MOST_PROSE])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    parts = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
-    tables = [table for part in parts if (table := _table(part, unread)) is not None]
+    cases = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
+    tables = [table for part in cases for table in _grouped(part, unread)]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
@@ -156,6 +158,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             around = _context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             titles = (plain(one.partition("\n")[0]) for one in outer)
+            sheet.far |= only.keys() & _COUNTS
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
             sheet.given = only | sheet.given | ({"note": hint} if hint else {})
@@ -240,15 +243,20 @@ def _context(text: str) -> dict[str, str]:
     """Return what a text says of all that stands below it: fields of which it names one value."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
     found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
+    found["model"] = _models_in(text)
+    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+    return once | _named_once("context", text)
+
+
+def _models_in(text: str) -> set[str]:
+    """Return the catalog's models that a text names."""
     names = {
         re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
         for name, shape in catalog.model_names().items()
         if not shape.startswith(TINY)
     }
     bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
-    found["model"] = {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
-    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
-    return once | _named_once("context", text)
+    return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
 
 
 def _named_once(rules: str, text: str) -> dict[str, str]:
@@ -257,6 +265,8 @@ def _named_once(rules: str, text: str) -> dict[str, str]:
         name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
         for name, pattern in vocabulary.headings()[rules].items()
     }
+    lengths = found.get("sequence_length", set())
+    lengths -= {one for one in lengths if one[:-1].isdigit() and f"{int(one[:-1]) * 1024}" in lengths}
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 
 
@@ -294,6 +304,15 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
         sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
 
 
+def _sized(text: str) -> dict[str, str]:
+    """Return the models that a text names by their sizes; none of a size that two of them have."""
+    found: dict[str, set[str]] = {}
+    for name in _models_in(text):
+        for size in re.findall(r"(?<=-)\d+(?:\.\d+)?b\b", name):
+            found.setdefault(size, set()).add(name)
+    return {size: names.pop() for size, names in found.items() if len(names) == 1}
+
+
 def _device_in(text: str) -> dict[str, str]:
     """Return the device that a text names; an empty name where it names another, known or not."""
     text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
@@ -302,12 +321,34 @@ def _device_in(text: str) -> dict[str, str]:
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
+def _grouped(sheet: Sheet, unread: list[str]) -> list[Table]:
+    """Return the claims of a table, from each row that says 1.00x in its ratios to the next.
+
+    Where most of these are the base of the rows below them, all are.
+    """
+    at = [at for at, head in enumerate(sheet.head) if named_by(*heading_of(head)) == "speedup"]
+    ones = [
+        number
+        for number, (_, row) in enumerate(sheet.rows)
+        if len(at) == 1 and re.fullmatch(r"1(\.0+)? ?[x×]?", plain("".join(row[at[0] : at[0] + 1])))
+    ]
+    apart = len(ones) > 1 and min(b - a for a, b in pairwise([*ones, len(sheet.rows)])) > 1
+    starts = [0, *ones[1:]] if apart and ones[0] == 0 else [0]
+    parts = (replace(sheet, rows=sheet.rows[one:end]) for one, end in pairwise([*starts, None]))
+    tables = [table for part in parts if (table := _table(part, unread)) is not None]
+    if sum(table.base is not None for table in tables) * 2 > len(tables) > 1:
+        tables = [replace(table, base=table.rows[0].label) for table in tables]
+    return tables
+
+
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
     names = [heading_of(head)[0] for head in sheet.head]
     families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
-    cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
-    if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
+    cells = {cell.lower() for _, row in sheet.rows for cell in row if cell != sheet.name}
+    own = set(re.findall(r"\d+b", sheet.given.get("model", "")))  # a file named after its model
+    named = (re.findall(r"[a-z]{3,}|\d+b", cell) for cell in cells)
+    if any(families & set(one) and not own & set(one) for one in named):  # models of their own
         given = {key: text for key, text in sheet.given.items() if key not in _ALIKE[0]}
         sheet = replace(sheet, given=given)
     cases = {
@@ -537,6 +578,8 @@ def _row(
             )
     if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
         values.setdefault("parameters", read_printed(size))
+        if named := sheet.sized.get(size.lower()):
+            words["model"], doubtful = named, doubtful | {"model"}
     unread += knowledge.not_in_catalog(at, words)
     own = {} if "accelerator" in at else _device_in(" | ".join(shown))
     part = _context(" ".join(shown[len(sheet.head) :]))
