@@ -1,4 +1,4 @@
-"""Tables as they stand in a document: read, turned, and those of devices.
+"""Tables as they stand in a document: read, turned, and those of devices; and what texts name.
 
 And what is printed of a device that the catalog has by another number.
 """
@@ -17,10 +17,11 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.fields import heading_of, named_by, plain
 from scalebook.audit.identities import Fact, show
-from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, peaks_of
+from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, forms_of, peaks_of
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.types import TINY
 from scalebook.measure.intervals import Interval, point
 
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
@@ -169,22 +170,10 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     )
 
 
-_FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
-
-
 def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
     """Return the device of a name, of the variants that it leaves open the one of these numbers."""
-    device = device_of(name)
-    if device is None or _FORM.search(name):
-        return name
-    family = [
-        one
-        for one in catalog.accelerators()
-        if one.name.partition("-")[0] == device.name.partition("-")[0]
-        and re.match(r"[A-Z]+\d", one.name)
-    ]
     return max(
-        (device, *family),
+        forms_of(name),
         key=lambda one: (f"{one.memory_gb:g}" == memory_gb) + (f"{one.tdp_watts or 0:g}" == watts),
     ).name
 
@@ -489,6 +478,56 @@ def _names(devices: tuple[str, ...], platforms: tuple[str, ...]) -> dict[str, st
 
 
 _SINGLE = re.compile(r"[A-Z]+-?\d{2,}[A-Z]?|(?:Gaudi|Trainium)\d|TPU-v\d[ep]")  # of one form: L40S
+
+
+def context(text: str) -> dict[str, str]:
+    """Return what a text says of all that stands below it: fields of which it names one value."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
+    found["model"] = _models_in(text)
+    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+    return once | named_once("context", text)
+
+
+def _models_in(text: str) -> set[str]:
+    """Return the catalog's models that a text names."""
+    names = {
+        re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
+        for name, shape in catalog.model_names().items()
+        if not shape.startswith(TINY)
+    }
+    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
+    return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
+
+
+def named_once(rules: str, text: str) -> dict[str, str]:
+    """Return the fields of which a text names one value by patterns of ``headings.toml``."""
+    found = {
+        name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
+        for name, pattern in vocabulary.headings()[rules].items()
+    }
+    lengths = found.get("sequence_length", set())
+    lengths -= {
+        one for one in lengths if one[:-1].isdigit() and f"{int(one[:-1]) * 1024}" in lengths
+    }
+    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+
+
+def models_by_size(text: str) -> dict[str, str]:
+    """Return the models that a text names by their sizes; none of a size that two of them have."""
+    found: dict[str, set[str]] = {}
+    for name in _models_in(text):
+        for size in re.findall(r"(?<=-)\d+(?:\.\d+)?b\b", name):
+            found.setdefault(size, set()).add(name)
+    return {size: names.pop() for size, names in found.items() if len(names) == 1}
+
+
+def device_in(text: str) -> dict[str, str]:
+    """Return the device that a text names; an empty name where it names another, known or not."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found, rest = devices_and_rest(text)
+    other = vocabulary.pattern("devices").search(rest)
+    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
 def amount(text: str) -> float:

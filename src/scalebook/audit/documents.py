@@ -22,7 +22,11 @@ from scalebook.audit.device_tables import (
     Sheet,
     amount,
     by_case,
+    context,
+    device_in,
     devices_in,
+    models_by_size,
+    named_once,
     near,
     peaks_in,
     separated,
@@ -33,7 +37,6 @@ from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.types import TINY
 from scalebook.settings import SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
@@ -45,7 +48,13 @@ _MOST_PROSE = 100_000  # characters of a document that must name one model only
 _OF_DOCUMENT = {"model", "gpus_per_node", "sequence_length", "batch_size_per_replica"}
 
 # what a remark below a table, or its headings, may say, and how many lines of that are read
-_BELOW = ("device_memory_gb", "price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_BELOW = (
+    "device_memory_gb",
+    "price_per_gpu_hour",
+    "peak_tflops_per_second",
+    "sequence_length",
+    "grid_kg_per_kwh",
+)
 _CAPTION = (*_BELOW, "model", "accelerator", "precision")
 _UNDER = 3
 
@@ -99,9 +108,9 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
         raise ClaimError(f"{name} has more than {what}. Split it.")
-    _set_up([*sheets, *lists], lists, _device_in(prose))
+    _set_up([*sheets, *lists], lists, device_in(prose))
     for sheet in sheets:
-        sheet.sized = _sized(prose[:_MOST_PROSE])
+        sheet.sized = models_by_size(prose[:_MOST_PROSE])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     cases = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
     tables = [table for part in cases for table in _grouped(part, unread)]
@@ -131,7 +140,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
     lines, name = text.splitlines(), "Table"
-    whole = _context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
+    whole = context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
     sheet, outer = None, [""]  # headings, each of more # than the one before, with their text
     for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
@@ -153,9 +162,9 @@ def _markdown(text: str) -> Iterator[Sheet]:
             over = _cells(lines[number - 2]) if number > 1 and "|" in lines[number - 2] else []
             two = device_tables.headed(Sheet(name, over, [(number, _cells(line))]))
             sheet = Sheet(name, _cells(line)) if two.rows or not over else two
-            sheet.given = counts | _named_once("title", name)
+            sheet.given = counts | named_once("title", name)
             _say(sheet, outer[-1][-MOST_TEXT:])
-            around = _context(" ".join(one[:MOST_TEXT] for one in outer))
+            around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             titles = (plain(one.partition("\n")[0]) for one in outer)
             sheet.far |= only.keys() & _COUNTS
@@ -195,7 +204,7 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
                 fence = "" if fence else line[3:].strip().lower() or "text"
             elif line.startswith("#") and not fence:
                 title = heading = plain(line.lstrip("#"))
-            elif intro and _context(intro[1]):
+            elif intro and context(intro[1]):
                 title = f"{heading}: {plain(intro[1])}"
 
 
@@ -206,7 +215,7 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
     devices = devices_in(" ".join([title, *(value for _, _, value in told)]))
-    given = _context(title) | ({"accelerator": devices[0]} if devices else {})
+    given = context(title) | ({"accelerator": devices[0]} if devices else {})
     if told:
         head = ["", *(name for _, name, _ in told)]
         yield Sheet(title, head, [(told[0][0], [title, *(text for _, _, text in told)])], given)
@@ -239,40 +248,9 @@ def _one_row(sheet: Sheet) -> Iterator[Sheet]:
         yield replace(one, given=sheet.given | one.given)
 
 
-def _context(text: str) -> dict[str, str]:
-    """Return what a text says of all that stands below it: fields of which it names one value."""
-    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
-    found["model"] = _models_in(text)
-    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
-    return once | _named_once("context", text)
-
-
-def _models_in(text: str) -> set[str]:
-    """Return the catalog's models that a text names."""
-    names = {
-        re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
-        for name, shape in catalog.model_names().items()
-        if not shape.startswith(TINY)
-    }
-    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
-    return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
-
-
-def _named_once(rules: str, text: str) -> dict[str, str]:
-    """Return the fields of which a text names one value by patterns of ``headings.toml``."""
-    found = {
-        name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
-        for name, pattern in vocabulary.headings()[rules].items()
-    }
-    lengths = found.get("sequence_length", set())
-    lengths -= {one for one in lengths if one[:-1].isdigit() and f"{int(one[:-1]) * 1024}" in lengths}
-    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
-
-
 def _say(sheet: Sheet, text: str) -> None:
     """Give a table what the text above it states, and the rates as doubtful if it scales them."""
-    stated = _context(f"{sheet.name} {text}")
+    stated = context(f"{sheet.name} {text}")
     scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
     rates = {name for _, name in RATES} if scaled else set[str]()
     sheet.far = _COUNTS & (stated.keys() - sheet.given.keys()) | rates
@@ -281,7 +259,7 @@ def _say(sheet: Sheet, text: str) -> None:
 
 def _remarked(sheet: Sheet, text: str) -> Sheet:
     """Return a table with what the text below it states, which may be of something else."""
-    more = _context(text)
+    more = context(text)
     more = {key: more[key] for key in _CAPTION if key in more.keys() - sheet.given.keys()}
     return replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
 
@@ -295,30 +273,13 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     for pattern in vocabulary.headings()["setup"].values():
         told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
         pairs = zip(told[0].head, told[0].rows[0][1], strict=True) if len(told) == 1 else ()
-        found.append(_context("; ".join(f"{name}: {value}" for name, value in pairs)))
+        found.append(context("; ".join(f"{name}: {value}" for name, value in pairs)))
     hardware, settings = found
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        heads = _context("; ".join(sheet.head))
+        heads = context("; ".join(sheet.head))
         sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
-
-
-def _sized(text: str) -> dict[str, str]:
-    """Return the models that a text names by their sizes; none of a size that two of them have."""
-    found: dict[str, set[str]] = {}
-    for name in _models_in(text):
-        for size in re.findall(r"(?<=-)\d+(?:\.\d+)?b\b", name):
-            found.setdefault(size, set()).add(name)
-    return {size: names.pop() for size, names in found.items() if len(names) == 1}
-
-
-def _device_in(text: str) -> dict[str, str]:
-    """Return the device that a text names; an empty name where it names another, known or not."""
-    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found, rest = device_tables.devices_and_rest(text)
-    other = vocabulary.pattern("devices").search(rest)
-    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
 def _grouped(sheet: Sheet, unread: list[str]) -> list[Table]:
@@ -571,19 +532,13 @@ def _row(
     if values.keys() >= {"before", "after", "increase"}:
         stated, values = len(values), improved(values, at)
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
-    for size in (at.get("parameters", ""), at.get("active_parameters", "")):
-        if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= knowledge.catalog_words(
-                "model", f"{at.get('model', '')} {size.partition('(')[0]}"
-            )
-    if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
-        values.setdefault("parameters", read_printed(size))
-        if named := sheet.sized.get(size.lower()):
-            words["model"], doubtful = named, doubtful | {"model"}
+    doubtful |= _sized_model(sheet, at, values, words)
     unread += knowledge.not_in_catalog(at, words)
-    own = {} if "accelerator" in at else _device_in(" | ".join(shown))
-    part = _context(" ".join(shown[len(sheet.head) :]))
-    own |= _named_once("row", " ".join(shown)) | {key: part[key] for key in _OF_DOCUMENT & part.keys()}
+    own = {} if "accelerator" in at else device_in(" | ".join(shown))
+    part = context(" ".join(shown[len(sheet.head) :]))
+    own |= named_once("row", " ".join(shown)) | {
+        key: part[key] for key in _OF_DOCUMENT & part.keys()
+    }
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
@@ -599,6 +554,21 @@ def _row(
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
+
+
+def _sized_model(
+    sheet: Sheet, at: Mapping[str, str], values: dict[str, Printed], words: dict[str, str]
+) -> set[str]:
+    """Add the model that a row names by its size; return the fields that are not sure by that."""
+    for size in (at.get("parameters", ""), at.get("active_parameters", "")):
+        if "model" not in words:  # Mixtral of 8x7B (56B)
+            name = f"{at.get('model', '')} {size.partition('(')[0]}"
+            words |= knowledge.catalog_words("model", name)
+    if "model" in words or not (size := vocabulary.bare_size(at.get("model", ""))):
+        return set()
+    values.setdefault("parameters", read_printed(size))
+    words |= {"model": sheet.sized[size.lower()]} if size.lower() in sheet.sized else {}
+    return {"model"} & words.keys()
 
 
 def _doubtful(head: str, cell: str) -> bool:
@@ -654,6 +624,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     if factor is None and (kind in _UNIT_NEEDED or odd):
         return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
+    if name == "sequence_length" and unit.lower() in ("k", "ki", "k tokens"):
+        number += "K"
     if unit == "%" and not number.endswith("%"):
         number += "%"
     if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):

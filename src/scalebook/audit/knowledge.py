@@ -63,6 +63,23 @@ def device_of(name: str) -> Accelerator | None:
     return None if name.lower() in ("", "cpu") else vocabulary.accelerator_named(name)
 
 
+_FORM = re.compile(r"pcie|sxm|nvl|oam|-card|-gcd|\d ?gb", re.IGNORECASE)
+
+
+def forms_of(name: str) -> tuple[Accelerator, ...]:
+    """Return the device of a name, and the other forms of it that the name leaves open."""
+    device = device_of(name)
+    if device is None:
+        return ()
+    family = device.name.partition("-")[0]
+    every = catalog.accelerators() if re.match(r"[A-Z]+\d", family) else ()
+    open_ = not _FORM.search(name)
+    return (
+        device,
+        *(one for one in every if open_ and one.name.startswith(f"{family}-") and one != device),
+    )
+
+
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names."""
     return device_of(row.words.get("accelerator", ""))
@@ -508,9 +525,17 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
-            bound = other == "fp8" and "peak_precision" in row.doubtful and fast
+            named = "peak_precision" in row.words or "peak_tflops_per_second" in row.values
+            narrow = other == "fp8" and "peak_precision" in row.doubtful and fast
+            # many take the BF16 peak for MFUs in FP8 too
+            bound = not usual and (narrow or (other == "bf16" and not named))
             fits = usual or bound
             yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
+    for form in forms_of(row.words.get("accelerator", ""))[1:]:
+        peak = form.peak_tflops.get(name)
+        if peak not in (None, dense):
+            variant = f"{name} dense, {form.name}"
+            yield _fact("peak_tflops_per_second", peak, variant, bound=True)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

@@ -217,6 +217,7 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
 
 
 _SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 24: "days"}
+OF_ONE = "of all GPUs or of one?"
 _SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
@@ -229,7 +230,7 @@ def _slip(row: Row, stated: float, right: Sequence[float], count: bool = False) 
     for factor in (every, *_SLIPS):
         if factor and any(abs(one / factor - 1) < _SLIP for one in ratios):
             if factor == every:
-                return f"a factor of {every:,}, the number of GPUs: of all GPUs or of one?"
+                return f"a factor of {every:,}, the number of GPUs: {OF_ONE}"
             return f"a factor of {factor:,}: a unit ({_SLIPS[factor]}) in the claim or in an input?"
     return None
 

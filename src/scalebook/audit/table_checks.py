@@ -12,7 +12,7 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
 from scalebook.audit.identities import Fact, behind, identities, operand, show
 from scalebook.audit.knowledge import Known, accelerator_of, has_experts, know, model_of
-from scalebook.audit.row_checks import check_row, compare, judged
+from scalebook.audit.row_checks import OF_ONE, check_row, compare, judged
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
@@ -241,6 +241,7 @@ def _checks(table: Table) -> list[Check]:
     pairs = list(zip(known, every, strict=True))
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
+    confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
     for item, found in pairs:
         sure = [_unless_doubted(item.row, one, confirmed) for one in found]
         checks.extend((*sure, *unchecked(item, sure, summed)))
@@ -249,7 +250,7 @@ def _checks(table: Table) -> list[Check]:
 
 def _doubts(row: Row, check: Check) -> list[str]:
     """Return the doubtful fields of a row that a check rests on."""
-    words = set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+    words = _words(check)
     items = ((name, vocabulary.field(name)) for name in sorted(row.doubtful))
     return [
         name
@@ -258,9 +259,18 @@ def _doubts(row: Row, check: Check) -> list[str]:
     ]
 
 
+_ALL = "tokens_per_second"
+
+
+def _words(check: Check) -> set[str]:
+    return set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+
+
 def _unless_doubted(row: Row, check: Check, confirmed: set[str]) -> Check:
     """Return a check; an accusation only if all that it rests on is sure or confirmed."""
     doubts = [name for name in _doubts(row, check) if name not in confirmed]
+    if OF_ONE in check.note and _ALL in row.bare - confirmed and _ALL in _words(check):
+        doubts.append(_ALL)  # the heading names no GPU, and the claim fits a rate of one
     if check.rule == SUM:
         return check
     if check.verdict not in ("contradicts", "impossible") or not doubts:
