@@ -1366,7 +1366,7 @@ def test_peaks_in_lines_of_a_text_are_of_bf16_where_one_of_their_block_is() -> N
     ],
 )
 def test_a_text_states_a_fact_where_it_names_one_value(text: str, given: dict[str, str]) -> None:
-    assert documents._context(text) == given
+    assert device_tables.context(text) == given
 
 
 def test_a_strategy_of_whole_replicas_splits_no_model() -> None:

@@ -172,10 +172,12 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
 
 def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
     """Return the device of a name, of the variants that it leaves open the one of these numbers."""
-    return max(
+    forms = sorted(
         forms_of(name),
         key=lambda one: (f"{one.memory_gb:g}" == memory_gb) + (f"{one.tdp_watts or 0:g}" == watts),
-    ).name
+        reverse=True,
+    )
+    return forms[0].name if forms else name
 
 
 _AMOUNT = re.compile(

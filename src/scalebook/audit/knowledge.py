@@ -35,6 +35,7 @@ from scalebook.measure.intervals import Interval, point
 CONVENTION_TOLERANCE = 0.01
 
 _LARGE, _LEAST_ACTIVE = 20e9, (0.1, 0.03)  # of the weights of a mixture, below that size and above
+_MOST_CARDS = 16  # that are trained on together
 _MOST_OF_PEAK = 0.7  # that training reaches; a rate above it is of a narrower format
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
@@ -63,21 +64,18 @@ def device_of(name: str) -> Accelerator | None:
     return None if name.lower() in ("", "cpu") else vocabulary.accelerator_named(name)
 
 
-_FORM = re.compile(r"pcie|sxm|nvl|oam|-card|-gcd|\d ?gb", re.IGNORECASE)
+_FORM = re.compile(r"pcie|sxm|nvl|oam|-card|-gcd", re.IGNORECASE)
 
 
 def forms_of(name: str) -> tuple[Accelerator, ...]:
     """Return the device of a name, and the other forms of it that the name leaves open."""
-    device = device_of(name)
-    if device is None:
-        return ()
+    device, memory = device_of(name), re.search(r"(\d+) ?gb?\b", name.lower())
+    if device is None or _FORM.search(name):
+        return () if device is None else (device,)
     family = device.name.partition("-")[0]
     every = catalog.accelerators() if re.match(r"[A-Z]+\d", family) else ()
-    open_ = not _FORM.search(name)
-    return (
-        device,
-        *(one for one in every if open_ and one.name.startswith(f"{family}-") and one != device),
-    )
+    others = (one for one in every if one.name.startswith(f"{family}-") and one != device)
+    return (device, *(one for one in others if not memory or one.memory_gb == int(memory[1])))
 
 
 def accelerator_of(row: Row) -> Accelerator | None:
@@ -525,15 +523,15 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
-            named = "peak_precision" in row.words or "peak_tflops_per_second" in row.values
-            narrow = other == "fp8" and "peak_precision" in row.doubtful and fast
             # many take the BF16 peak for MFUs in FP8 too
-            bound = not usual and (narrow or (other == "bf16" and not named))
+            bound = "peak_precision" in row.doubtful and (fast if other == "fp8" else not usual)
             fits = usual or bound
             yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
+    gpus = row.values.get("gpus")
+    many = gpus is not None and gpus.value > _MOST_CARDS
     for form in forms_of(row.words.get("accelerator", ""))[1:]:
         peak = form.peak_tflops.get(name)
-        if peak not in (None, dense):
+        if peak not in (None, dense) and not (many and re.search("PCIe|NVL", form.name)):
             variant = f"{name} dense, {form.name}"
             yield _fact("peak_tflops_per_second", peak, variant, bound=True)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]

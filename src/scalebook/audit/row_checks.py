@@ -197,6 +197,7 @@ def _rounded_before(
 def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) -> Check:
     """Return whether a stated field meets one of the alternatives that it should equal."""
     claimed = row.values[item.name].claimed
+    right = [fact for fact in right if not (fact.bound and AGAIN in fact.variant)] or right
     proper = [fact for fact in right if fact.legitimate]
     exact = [fact for fact in proper if not fact.bound]
     for facts, cut in ((exact, ""), (exact, CUT), (proper, "")):

@@ -213,12 +213,22 @@ SIZELESS = ("gpus", "mfu")
 def check_table(table: Table) -> list[Check]:
     """Return every check of a table's rows, in their order.
 
-    Without a precision an MFU may be of the FP8 peak, unless one of the table is of the BF16 peak.
+    Without a precision an MFU may be of the FP8 peak, and one in FP8 of the BF16 peak, unless
+    another of the table holds.
     """
     rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
     checks = _checks(replace(table, rows=tuple(rows)))
     verdicts = {one.verdict for one in checks if one.field == "mfu"}
-    return checks if "holds" in verdicts or "contradicts" not in verdicts else _checks(table)
+    if "holds" in verdicts or "contradicts" not in verdicts:
+        return checks
+    narrow = ("fp8", "fp4")
+    rows = (
+        replace(row, doubtful=row.doubtful | {"peak_precision"})
+        if row.words.get("precision") in narrow and "peak_precision" not in row.words
+        else row
+        for row in table.rows
+    )
+    return _checks(replace(table, rows=tuple(rows)))
 
 
 def _checks(table: Table) -> list[Check]:
