@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
+from itertools import permutations
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
 from scalebook.audit.fields import heading_of, named_by, plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, forms_of, peaks_of
-from scalebook.audit.printed import read_printed
+from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
@@ -330,38 +331,81 @@ def _joined(over: str, cell: str) -> str:
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
-def ratios_of(sheet: Sheet, at: int, unread: list[str]) -> Iterator[Sheet]:
-    """Yield rows of two values and, in a column after them, their ratio or the increase.
+_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>([-+−]|(?<![\d.])\d)[\d.]* ?%)")
+_MOST_PAIRED = 24  # columns of a table whose pairs are tried
+_FEWEST_FITS, _MOST_FIT = 4, 0.8  # rows, and their share, that settle what a column is a ratio of
 
-    Either value of a ratio may be the first, as before and after. Nothing where no row's ratio is
-    that of its values: then it is of something else.
+
+def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and their ratio, their share or the increase.
+
+    A column that says that it compares is of the two before it if one row's is. Any other column
+    of shares or factors is of two columns if nearly all its rows are.
     """
-    rows, fits = dict[str, list[tuple[int, list[str]]]](), 0
-    for line, cells in sheet.rows:
-        label, *values = (
-            plain(re.sub(r"\([^()]*\)", "", one)) for one in [cells[0], *cells[at - 2 : at + 1]]
-        )
-        stated = re.match(r"[~≈]?(\d+(?:\.\d+)?) ?[x×]|([-+−]\d+(?:\.\d+)? ?%)$", values[-1])
-        found = [_NUMBER.findall(one) for one in values]
-        if len(values) < 3 or stated is None or {len(one) for one in found} != {1}:
-            continue  # of 9000 / 10000: which?
-        pair = [read_printed(one) for (one,) in found[:2]]
-        units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
-        if len(units) > 1 or not all(one.value for one in pair):
+    lines = [(line, [_single(cell) for cell in row]) for line, row in sheet.rows]
+    wide = len(sheet.head) if len(sheet.head) <= _MOST_PAIRED else 0
+    for at, head in enumerate(sheet.head):
+        cells = [(line, row, _RATIO.match(plain(raw[at]))) for (line, row), (_, raw) in zip(
+            lines, sheet.rows, strict=True) if at < len(raw)]  # fmt: skip
+        told = [(line, row, one) for line, row, one in cells if one]
+        pairs = [(at - 2, at - 1)] * (at in compared and at > 2 - (sheet.head[0] == ""))
+        if len(told) >= _FEWEST_FITS:
+            pairs += [pair for pair in permutations(range(1, wide), 2) if at not in pair]
+        for number, pair in enumerate(pairs):
+            near_it = at in compared and number == 0
+            found = next(
+                (one for kind in _KINDS if (one := _related(sheet, told, pair, kind, near_it))),
+                None,
+            )
+            if found:
+                yield found
+                break
+        else:
+            if at in compared and told:
+                unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
+
+
+_KINDS = ("ratio", "increase", "reduction")
+
+
+def _single(cell: str) -> tuple[Printed, str] | None:
+    """Return the one number of a cell and its unit; of 9000 / 10000: which?"""
+    text = plain(re.sub(r"\([^()]*\)", "", cell))
+    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/]", "", _NUMBER.sub("", text.lower()))
+    return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
+
+
+def _related(
+    sheet: Sheet, told: Sequence[tuple[int, list[tuple[Printed, str] | None], re.Match[str]]],
+    pair: tuple[int, int], kind: str, near_it: bool,
+) -> Sheet | None:  # fmt: skip
+    """Return the rows of two columns of which a third is the ratio, where enough rows say so."""
+    rows, fits, seen = list[tuple[int, list[str]]](), 0, set[str]()
+    for line, row, stated in told:
+        one, other = (row[at] if at < len(row) else None for at in pair)
+        text = (stated["ratio"] or stated["share"]).replace("−", "-")
+        if not (one and other) or one[1] != other[1] or (stated["ratio"] and kind != "ratio"):
             continue
-        kind, text = (
-            ("ratio", stated[1]) if stated[1] else ("increase", stated[2].replace("−", "-"))
-        )
+        first, second = one[0], other[0]
+        if near_it and stated["share"] and (kind != "increase" or text[0].isdigit()):
+            continue
         ratio = read_printed(text)
-        if stated[1]:
-            pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
-        over = pair[1].interval / pair[0].interval
-        fits += ratio.claimed.meets(over if stated[1] else over + point(-1))
-        rows.setdefault(kind, []).append((line, [label, *(one.text for one in pair), stated[0]]))
-    for kind, lines in rows.items() if fits else ():
-        yield Sheet(sheet.name, ["", "before", "after", kind], lines)
-    if rows and not fits:
-        unread.append(f"{plain(sheet.head[at])!r} of {sheet.name!r}: of which values?")
+        if stated["ratio"] and (second.value < first.value) != (ratio.value < 1):
+            first, second = second, first
+        over = second.interval / first.interval
+        right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
+        fits += ratio.claimed.meets(right)
+        seen |= {text} if ratio.claimed.meets(right) else set()
+        label = plain(
+            re.sub(r"\([^()]*\)", "", next(raw[0] for at, raw in sheet.rows if at == line))
+        )
+        rows.append((line, [label, first.text, second.text, stated["ratio"] or text]))
+    enough = fits >= _FEWEST_FITS and fits >= _MOST_FIT * len(rows) and len(seen) > 2
+    return (
+        Sheet(sheet.name, ["", "before", "after", kind], rows)
+        if enough or (near_it and fits)
+        else None
+    )
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:

@@ -436,11 +436,9 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield from device_tables.of_devices(sheet, unread)
     elif len(known) * 2 < len(sheet.rows) or named:
         yield sheet
-        return
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    if len(ratio) == 1 and ratio[0] > 1 and not named:
-        yield from device_tables.ratios_of(sheet, ratio[0], unread)
+    yield from device_tables.ratios_of(sheet, [] if named else ratio, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:

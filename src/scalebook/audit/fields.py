@@ -217,7 +217,7 @@ def heading_of(text: str) -> tuple[str, str]:
 def named_by(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
     for kind, field_name in RATES:
-        if is_rate(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+        if is_rate(kind, unit) and re.fullmatch(headings()["rated"]["names"], name):
             return field_name
     texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
     named = (

@@ -527,6 +527,9 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
             bound = "peak_precision" in row.doubtful and (fast if other == "fp8" else not usual)
             fits = usual or bound
             yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
+    if dense and dense * (1 - CONVENTION_TOLERANCE) < (peta := round(dense / 1e3, 1) * 1e3) < dense:
+        words = f"{name} dense, {device.name}, as {peta / 1e3:g} PFLOP/s"
+        yield _fact("peak_tflops_per_second", peta, words, bound=True)
     gpus = row.values.get("gpus")
     many = gpus is not None and gpus.value > _MOST_CARDS
     for form in forms_of(row.words.get("accelerator", ""))[1:]:

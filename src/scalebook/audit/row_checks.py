@@ -260,7 +260,7 @@ def _explanation(
     times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
         f"{' to '.join(show(one * times) for one in _ends_of(fact, item))}{unit} ({fact.variant})"
-        for fact in proper[:6]
+        for fact in sorted(proper, key=lambda one: one.bound)[:6]
         if fact is not best and fact.variant
     ]
     if others and explained is None:
