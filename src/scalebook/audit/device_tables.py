@@ -16,9 +16,9 @@ from itertools import permutations
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
-from scalebook.audit.fields import heading_of, named_by, plain
+from scalebook.audit.fields import device_of, forms_of, heading_of, named_by, peaks_of, plain
 from scalebook.audit.identities import Fact, show
-from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, forms_of, peaks_of
+from scalebook.audit.knowledge import accelerator_of, catalog_words
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -147,9 +147,6 @@ def in_html(text: str) -> tuple[list[Sheet], str]:
     return parser.sheets, " ".join(parser.shown)
 
 
-_PETA = 1e3  # TFLOP/s
-
-
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     """Yield the bound of what sources print of a device where the catalog has another value."""
     device, rules = accelerator_of(row), vocabulary.headings()["printed"]
@@ -159,11 +156,6 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
     if value is not None and quantity in rules["factors"]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
-    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
-        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
-        low, high = round(value / _PETA, 1) * _PETA, value
-        if not high * 0.99 < low < high:
-            return
     else:
         return
     yield Fact(
@@ -332,8 +324,10 @@ _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
 _RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>([-+−]|(?<![\d.])\d)[\d.]* ?%)")
+_KINDS = ("ratio", "increase", "reduction")
 _MOST_PAIRED = 24  # columns of a table whose pairs are tried
-_FEWEST_FITS, _MOST_FIT = 4, 0.8  # rows, and their share, that settle what a column is a ratio of
+# rows, their share, and digits in all, that settle what a column is a ratio of
+_FEWEST_FITS, _MOST_FIT, _FEWEST_DIGITS = 4, 0.8, 10
 
 
 def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Iterator[Sheet]:
@@ -342,70 +336,54 @@ def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Itera
     A column that says that it compares is of the two before it if one row's is. Any other column
     of shares or factors is of two columns if nearly all its rows are.
     """
-    lines = [(line, [_single(cell) for cell in row]) for line, row in sheet.rows]
     wide = len(sheet.head) if len(sheet.head) <= _MOST_PAIRED else 0
+    lines = [(line, row, [_single(cell) for cell in row]) for line, row in sheet.rows]
     for at, head in enumerate(sheet.head):
-        cells = [(line, row, _RATIO.match(plain(raw[at]))) for (line, row), (_, raw) in zip(
-            lines, sheet.rows, strict=True) if at < len(raw)]  # fmt: skip
-        told = [(line, row, one) for line, row, one in cells if one]
-        pairs = [(at - 2, at - 1)] * (at in compared and at > 2 - (sheet.head[0] == ""))
-        if len(told) >= _FEWEST_FITS:
-            pairs += [pair for pair in permutations(range(1, wide), 2) if at not in pair]
-        for number, pair in enumerate(pairs):
-            near_it = at in compared and number == 0
-            found = next(
-                (one for kind in _KINDS if (one := _related(sheet, told, pair, kind, near_it))),
-                None,
-            )
-            if found:
-                yield found
-                break
-        else:
-            if at in compared and told:
-                unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
+        told = [
+            (line, [row[0], stated["ratio"] or "", stated["share"] or ""], numbers)
+            for line, row, numbers in lines
+            if at < len(row) and (stated := _RATIO.match(plain(row[at])))
+        ]
+        beside = [(at - 2, at - 1)] * (at in compared and at > 1)
+        every = permutations(range(1, wide), 2) if len(told) >= _FEWEST_FITS else ()
+        pairs = [*beside, *(pair for pair in every if at not in pair)]
+        tried = (_related(told, one, kind, one in beside) for one in pairs for kind in _KINDS)
+        if found := next(filter(None, tried), None):
+            yield replace(found, name=sheet.name)
+        elif at in compared and told:
+            unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
 
 
-_KINDS = ("ratio", "increase", "reduction")
+_Number = tuple[Printed, str] | None
+_Told = Sequence[tuple[int, list[str], list[_Number]]]
 
 
-def _single(cell: str) -> tuple[Printed, str] | None:
+def _single(cell: str) -> _Number:
     """Return the one number of a cell and its unit; of 9000 / 10000: which?"""
     text = plain(re.sub(r"\([^()]*\)", "", cell))
     found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/]", "", _NUMBER.sub("", text.lower()))
     return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
 
 
-def _related(
-    sheet: Sheet, told: Sequence[tuple[int, list[tuple[Printed, str] | None], re.Match[str]]],
-    pair: tuple[int, int], kind: str, near_it: bool,
-) -> Sheet | None:  # fmt: skip
+def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sheet | None:
     """Return the rows of two columns of which a third is the ratio, where enough rows say so."""
-    rows, fits, seen = list[tuple[int, list[str]]](), 0, set[str]()
-    for line, row, stated in told:
-        one, other = (row[at] if at < len(row) else None for at in pair)
-        text = (stated["ratio"] or stated["share"]).replace("−", "-")
-        if not (one and other) or one[1] != other[1] or (stated["ratio"] and kind != "ratio"):
+    rows, fits = list[tuple[int, list[str]]](), list[str]()
+    for line, (label, factor, share), numbers in told:
+        one, other = (numbers[at] if at < len(numbers) else None for at in pair)
+        if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
             continue
-        first, second = one[0], other[0]
-        if near_it and stated["share"] and (kind != "increase" or text[0].isdigit()):
+        if near_it and share and (kind != "increase" or share[0].isdigit()):
             continue
-        ratio = read_printed(text)
-        if stated["ratio"] and (second.value < first.value) != (ratio.value < 1):
+        first, second, ratio = one[0], other[0], read_printed((factor or share).replace("−", "-"))
+        if factor and (second.value < first.value) != (ratio.value < 1):
             first, second = second, first
         over = second.interval / first.interval
         right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
-        fits += ratio.claimed.meets(right)
-        seen |= {text} if ratio.claimed.meets(right) else set()
-        label = plain(
-            re.sub(r"\([^()]*\)", "", next(raw[0] for at, raw in sheet.rows if at == line))
-        )
-        rows.append((line, [label, first.text, second.text, stated["ratio"] or text]))
-    enough = fits >= _FEWEST_FITS and fits >= _MOST_FIT * len(rows) and len(seen) > 2
-    return (
-        Sheet(sheet.name, ["", "before", "after", kind], rows)
-        if enough or (near_it and fits)
-        else None
-    )
+        fits += [ratio.text] if ratio.claimed.meets(right) else []
+        rows.append((line, [plain(label), first.text, second.text, ratio.text]))
+    digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
+    enough = len(fits) >= max(_FEWEST_FITS, _MOST_FIT * len(rows)) and digits >= _FEWEST_DIGITS
+    return Sheet("", ["", "before", "after", kind], rows) if enough or (near_it and fits) else None
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:

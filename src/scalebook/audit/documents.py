@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +32,15 @@ from scalebook.audit.device_tables import (
     separated,
 )
 from scalebook.audit.fields import RATES, heading_of, named_by, plain
-from scalebook.audit.printed import Printed, improved, read_printed, sizes_in
+from scalebook.audit.printed import (
+    BY_UNIT,
+    Column,
+    Printed,
+    improved,
+    read_cell,
+    read_printed,
+    sizes_in,
+)
 from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
@@ -65,12 +73,8 @@ _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
-_MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
-# a unit must be written: a bare number may be anything
-_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
-_BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
@@ -357,20 +361,12 @@ def _cells(line: str) -> list[str]:
     return [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    index: int
-    field: str  # of a claim, in its base unit
-    unit: str  # as the heading writes it
-    kind: str | None
-
-
-def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
+def _columns(sheet: Sheet, unread: list[str]) -> list[Column]:
     """Return the columns whose heading is known; note the others.
 
     Two columns of one field and unit are two cases (Linear, 90 %): none of them is the row's.
     """
-    found: dict[str, list[_Column]] = {}
+    found: dict[str, list[Column]] = {}
     later: list[tuple[int, str, str]] = []
     for index, head in enumerate(sheet.head):
         name, unit = heading_of(head)
@@ -383,12 +379,12 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and not unit and kind not in _BY_UNIT else kind  # the name says it
+        kind = None if own and not unit and kind not in BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
         key = f"{field_name} {vocabulary.factor(kind, unit) or ''}"
-        found.setdefault(key, []).append(_Column(index, field_name, unit, kind))
+        found.setdefault(key, []).append(Column(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
@@ -406,7 +402,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         settled = _settled(name, known)
         if settled is not None:
             kind = vocabulary.headings()["kinds"].get(settled)
-            single.append(_Column(index, settled, unit, kind))
+            single.append(Column(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
             reason = next(
@@ -445,7 +441,7 @@ def _shown(sheet: Sheet, index: int) -> str:
     return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
 
 
-def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
+def _settled(name: str, found: Mapping[str, Column]) -> str | None:
     for field_name, rule in vocabulary.headings()["settled"].items():
         fits = re.fullmatch(rule["heading"], name) and field_name not in found
         if fits and found.keys() & {*rule["beside"]} and not found.keys() & {*rule["without"]}:
@@ -473,7 +469,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
-def _as_filled(sheet: Sheet, column: _Column) -> _Column:
+def _as_filled(sheet: Sheet, column: Column) -> Column:
     """Return a column as its cells say: ``GPU`` of counts; 41.25 of a fraction is not 4,125 %."""
     cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     if column.field == "accelerator" and all(cell.isdigit() for cell in cells):
@@ -497,7 +493,7 @@ def _totalled(sheet: Sheet) -> Sheet:
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = knowledge.peaks_of(name), cells[at] if at < len(cells) else ""
+        rates, text = vocabulary.peaks_of(name), cells[at] if at < len(cells) else ""
         percent = amount(cells[share]) if share < len(cells) else 0.0
         if rates and percent and abs(amount(text) / rates[0] * 100 - percent) < _SAME_PERCENT:
             return replace(sheet, head=[*sheet.head[:at], "tflops per gpu", *sheet.head[at + 1 :]])
@@ -507,7 +503,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 
 
 def _row(
-    sheet: Sheet, columns: Sequence[_Column], cells: Sequence[str], line: int, unread: list[str]
+    sheet: Sheet, columns: Sequence[Column], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
     values, words = dict[str, Printed](), dict[str, str]()
     shown = [plain(cell) for cell in cells]
@@ -517,7 +513,7 @@ def _row(
             continue
         if column.field in vocabulary.words():
             words |= knowledge.catalog_words(column.field, cell)
-        elif (read := _value(column, cell)) is not None:
+        elif (read := read_cell(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
@@ -579,7 +575,7 @@ def _doubtful(head: str, cell: str) -> bool:
 
 
 def _given(
-    sheet: Sheet, columns: Sequence[_Column], values: dict[str, Printed], words: dict[str, str]
+    sheet: Sheet, columns: Sequence[Column], values: dict[str, Printed], words: dict[str, str]
 ) -> frozenset[str]:
     """Add to a row what the text around its table says; return the fields of that."""
     stated = {column.field for column in columns} | values.keys() | words.keys()
@@ -594,58 +590,3 @@ def _given(
         else:
             words[name] = told[name]
     return frozenset(told.keys() - stated)
-
-
-def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
-    """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
-    named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
-    less = column.field != "increase" and re.match(r"\+|.*\dpp\b", cell.replace(" ", ""))
-    if named or less:  # no size; a difference
-        return None
-    cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
-    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
-    match = vocabulary.pattern("number").match(cell)
-    if match is None:
-        return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    scaled = re.search("[a-z]$", match["number"].strip(), re.IGNORECASE)
-    counted = scaled and vocabulary.factor(column.kind, column.unit) != 1  # 7B of (B)
-    unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
-    name, kind = column.field, column.kind
-    if name == "tokens_per_second":  # the unit says what a throughput is of
-        for other, field_name in RATES:
-            if vocabulary.is_rate(other, unit):
-                name, kind = field_name, other
-    factor = vocabulary.factor(kind, unit) if kind else 1.0
-    word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"
-    odd = vocabulary.is_other(kind, word) if kind in _BY_UNIT else match["unit"]
-    if factor is None and (kind in _UNIT_NEEDED or odd):
-        return None
-    number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
-    if name == "sequence_length" and unit.lower() in ("k", "ki", "k tokens"):
-        number += "K"
-    if unit == "%" and not number.endswith("%"):
-        number += "%"
-    if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
-        name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
-    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x: a factor
-        return None
-    read = _plain_value(name, number, factor := factor or 1.0)
-    if (own := vocabulary.field(name)) is None or read is None:
-        return None
-    key = (own.quantity, own.scale * factor)
-    fields = vocabulary.fields().values()
-    same = next((one.name for one in fields if (one.quantity, one.scale) == key), None)
-    if kind == "gib" or (kind == "tflops" and same is None):
-        unit = "GiB" if kind == "gib" else unit.upper()
-        read = name, replace(read[1], text=f"{number} {unit}")
-    return same or name, read[1]
-
-
-def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
-    if (own := vocabulary.field(name)) is None:
-        return None
-    try:
-        return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
-    except ClaimError:
-        return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
+from scalebook.audit.fields import device_of, forms_of
 from scalebook.audit.identities import Fact, Facts, Identity, derive, identities, operand, show
 from scalebook.audit.printed import APPROXIMATE, Printed
 from scalebook.errors import CatalogError
@@ -59,37 +60,9 @@ _BUDGETS = ("tokens", "tokens_per_step")  # which somebody chooses
 _MOST_PUE = 2.5  # with the rest of the nodes
 
 
-def device_of(name: str) -> Accelerator | None:
-    """Return the accelerator of its own, a platform's or a driver's name; none of a CPU."""
-    return None if name.lower() in ("", "cpu") else vocabulary.accelerator_named(name)
-
-
-_FORM = re.compile(r"pcie|sxm|nvl|oam|-card|-gcd", re.IGNORECASE)
-
-
-def forms_of(name: str) -> tuple[Accelerator, ...]:
-    """Return the device of a name, and the other forms of it that the name leaves open."""
-    device, memory = device_of(name), re.search(r"(\d+) ?gb?\b", name.lower())
-    if device is None or _FORM.search(name):
-        return () if device is None else (device,)
-    family = device.name.partition("-")[0]
-    every = catalog.accelerators() if re.match(r"[A-Z]+\d", family) else ()
-    others = (one for one in every if one.name.startswith(f"{family}-") and one != device)
-    return (device, *(one for one in others if not memory or one.memory_gb == int(memory[1])))
-
-
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names."""
     return device_of(row.words.get("accelerator", ""))
-
-
-def peaks_of(name: str) -> tuple[float, ...]:
-    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
-    device = device_of(name)
-    if device is None or "bf16" not in device.peak_tflops:
-        return ()
-    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
-    return (dense["bf16"], *dense.values(), *sparse.values())
 
 
 def has_memory_of_all(row: Row) -> bool:
