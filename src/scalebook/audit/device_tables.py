@@ -1,4 +1,4 @@
-"""Tables as they stand in a document: read, turned, and those of devices.
+"""Tables as they stand in a document: read, turned, and those of devices; and what texts name.
 
 And what is printed of a device that the catalog has by another number.
 """
@@ -12,15 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
+from itertools import permutations
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
-from scalebook.audit.fields import heading_of, named_by, plain
+from scalebook.audit.fields import device_of, forms_of, heading_of, named_by, peaks_of, plain
 from scalebook.audit.identities import Fact, show
-from scalebook.audit.knowledge import accelerator_of, catalog_words, device_of, peaks_of
-from scalebook.audit.printed import read_printed
+from scalebook.audit.knowledge import accelerator_of, catalog_words
+from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.types import TINY
 from scalebook.measure.intervals import Interval, point
 
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
@@ -34,23 +36,26 @@ class Sheet:
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
     given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
-    above: str = ""  # that text, where nothing is read of it yet
+    above: str = ""  # that text, where nothing is read of it yet, and what follows the table
+    below: str = ""
     far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
+    sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
+    cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
     """Yield the table of a file of CSV or TSV."""
-    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
+    reader, rows, titles = csv.reader(io.StringIO(text), delimiter=delimiter), [], 0
     try:
-        for cells in reader:
-            if sheet is None:
-                sheet = Sheet(name, cells)
-            elif any(cell.strip() for cell in cells):
-                sheet.rows.append((reader.line_num, cells))
+        rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
         raise ClaimError(f"{name} line {reader.line_num}: {error}.") from error
-    if sheet is not None:
-        yield sheet
+    filled = [sum(bool(cell.strip()) for cell in cells) for _, cells in rows]
+    while titles < len(rows) and filled[titles] == 1 < max(filled):
+        titles += 1
+    above = " ".join(" ".join(cells) for _, cells in rows[:titles])
+    if rows:
+        yield Sheet(name, rows[titles][1], rows[titles + 1 :], above=above)
 
 
 class _Tables(HTMLParser):
@@ -62,6 +67,7 @@ class _Tables(HTMLParser):
         self.shown = list[str]()  # the text of the page outside of its tables
         self._name, self._row, self._text = "Table", list[str](), list[str]()
         self._sheet: Sheet | None = None
+        self._last, self._open = Sheet("", []), False  # above the text; whether in a cell
         self._section, self._hidden = 0, False  # where in the text; whether it is a script
         self._note = False
         self._rows, self._wide, self._high = 0, 1, 1  # so far; columns and rows of a cell
@@ -70,12 +76,18 @@ class _Tables(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
         self._note = tag == "sup" and not "".join(self._text).endswith("10")  # a footnote's mark
+        if self._open and tag in ("tr", "td", "th"):  # whose end tag was left out
+            self.handle_endtag("td")
+        if tag == "tr" and self._row:
+            self.handle_endtag("tr")
+        self._open = tag in ("td", "th") or (self._open and tag != "table")
         if tag == "table":
             self._sheet = Sheet(self._name, [], above=" ".join(self.shown[self._section :]))
             self._held = {}
         elif tag == "tr":
             self._row, self._rows = [], self._rows + 1
         elif tag in ("td", "th", "caption", "h1", "h2", "h3", "h4"):
+            self._last = self._last if self._sheet else Sheet("", [])
             self._text = []
             spans = (dict(attrs).get(name) or "" for name in ("colspan", "rowspan"))
             self._wide, self._high = (
@@ -96,15 +108,21 @@ class _Tables(HTMLParser):
         self._text.append("" if self._note else data)
         if self._sheet is None and not self._hidden:
             self.shown.append(data)
+            self._last.below += data
 
     def handle_endtag(self, tag: str) -> None:
+        if self._open and tag in ("tr", "table"):
+            self.handle_endtag("td")
+        if tag == "table" and self._row:
+            self.handle_endtag("tr")
         text = " ".join("".join(self._text).split())
         self._note = False
         if tag in ("h1", "h2", "h3", "h4"):
             self._name, self._section = text or self._name, len(self.shown)
         elif tag == "caption" and self._sheet is not None:
             self._sheet.name = text or self._sheet.name
-        elif tag in ("td", "th"):
+        elif tag in ("td", "th") and self._open:
+            self._open = False
             self._add()
             start = len(self._row)
             more = text if self._sheet is not None and not self._sheet.head else ""
@@ -115,9 +133,10 @@ class _Tables(HTMLParser):
                 self._sheet.rows.append((self.getpos()[0], self._row))
             else:
                 self._sheet.head = self._row
+            self._row = []
         elif tag == "table" and self._sheet is not None:
             self.sheets.append(self._sheet)
-            self._sheet = None
+            self._last, self._sheet = self._sheet, None
 
 
 def in_html(text: str) -> tuple[list[Sheet], str]:
@@ -126,9 +145,6 @@ def in_html(text: str) -> tuple[list[Sheet], str]:
     parser.feed(text)
     parser.close()
     return parser.sheets, " ".join(parser.shown)
-
-
-_PETA = 1e3  # TFLOP/s
 
 
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
@@ -140,11 +156,6 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
     if value is not None and quantity in rules["factors"]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
-    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
-        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
-        low, high = round(value / _PETA, 1) * _PETA, value
-        if not high * 0.99 < low < high:
-            return
     else:
         return
     yield Fact(
@@ -152,24 +163,14 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     )
 
 
-_FORM = re.compile(r"pcie|sxm|nvl|oam", re.IGNORECASE)
-
-
 def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
     """Return the device of a name, of the variants that it leaves open the one of these numbers."""
-    device = device_of(name)
-    if device is None or _FORM.search(name):
-        return name
-    family = [
-        one
-        for one in catalog.accelerators()
-        if one.name.partition("-")[0] == device.name.partition("-")[0]
-        and re.match(r"[A-Z]+\d", one.name)
-    ]
-    return max(
-        (device, *family),
+    forms = sorted(
+        forms_of(name),
         key=lambda one: (f"{one.memory_gb:g}" == memory_gb) + (f"{one.tdp_watts or 0:g}" == watts),
-    ).name
+        reverse=True,
+    )
+    return forms[0].name if forms else name
 
 
 _AMOUNT = re.compile(
@@ -210,12 +211,10 @@ def by_case(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table for each case that headings name: ``16B MFU | 32B MFU``, ``Cost (A100)``."""
     cases, heads = dict[str, list[int]](), dict[int, str]()
     for at, head in enumerate(map(plain, sheet.head)):
-        case, _, rest = head.partition(" ")
-        if within := re.fullmatch(r"(.*) \((.*)\)", head):
-            case, rest = within[2], within[1]
-        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+        case, rest = (sheet.cases[at], head) if at in sheet.cases else _case_of(head)
+        if case:
             cases.setdefault(case, []).append(at)
-            heads[at] = rest
+            heads[at] = rest.lower()
     if len(cases) < 2 or len({tuple(heads[at] for at in places) for places in cases.values()}) > 1:
         yield sheet
         return
@@ -225,47 +224,166 @@ def by_case(sheet: Sheet) -> Iterator[Sheet]:
             (line, [*(row[at] for at in kept if at < len(row)), case]) for line, row in sheet.rows
         ]
         rows = [(line, row) for line, row in rows if len(row) > len(kept)]
-        named = "model" if vocabulary.bare_size(case) else "gpu"
-        yield replace(
-            sheet, head=[*(heads.get(at, sheet.head[at]) for at in kept), named], rows=rows
-        )
+        named = "model" if catalog_words("model", case) or vocabulary.bare_size(case) else ""
+        named = "gpu" if catalog_words("accelerator", case) else named
+        head = [*(heads.get(at, sheet.head[at]) for at in kept), named]
+        yield replace(sheet, name=f"{sheet.name}: {case}", head=head, rows=rows, cases={})
+
+
+def _case_of(head: str) -> tuple[str, str]:
+    """Return the case that a heading names, a size or a device, and the rest; or neither."""
+    case, _, rest = head.partition(" ")
+    tried = [(case, rest)]
+    if within := re.fullmatch(r"(.*) \((.*)\)", head):
+        tried.append((within[2], within[1]))
+    if device := _DEVICE.search(head.lower()):  # tokens/s/GPU A100 80GB, 128 GPUs
+        tried.append((head[device.start() :], head[: device.start()].strip()))
+    for case, rest in tried:
+        if (vocabulary.bare_size(case) or devices_in(case)) and named_by(*heading_of(rest)):
+            return case, rest
+    return "", ""
+
+
+def arranged(sheet: Sheet) -> Sheet:
+    """Return a table with one row of headings, and each row with the cells that it continues.
+
+    A row with one cell only says what the rows below it are of; they get its text as a cell more.
+    """
+    if len(sheet.head) > 2 and re.fullmatch("units?", plain(sheet.head[1]).lower()):
+        rows = [(line, [f"{row[0]} ({row[1]})", *row[2:]]) for line, row in sheet.rows if row[1:]]
+        sheet = replace(sheet, head=[sheet.head[0], *sheet.head[2:]], rows=rows)
+    sheet = headed(sheet)
+    wide, part, above, rows = len(sheet.head), "", list[str](), list[tuple[int, list[str]]]()
+    for line, row in sheet.rows:
+        filled = [at for at, cell in enumerate(row) if plain(cell)]
+        if wide > 2 and filled == [0] and not re.match(r"\W*[\d.]+\W*$", row[0]):
+            part = plain(row[0])
+            continue
+        first = filled[0] if filled else 0
+        cells = [
+            f"{CONTINUED}{above[at]}"
+            if at < len(above) and (_DITTO.fullmatch(cell.strip()) if cell.strip() else at < first)
+            else cell
+            for at, cell in enumerate(row)
+        ]
+        above = [cell.removeprefix(CONTINUED) for cell in cells]
+        more = [""] * (wide - len(row)) + [part] if part else []
+        rows.append((line, [*cells, *more]))
+    return replace(sheet, rows=rows)
+
+
+CONTINUED = "\u2060"  # before a cell that stands in a row above: not printable
+_DITTO = re.compile("[\"″〃]|''|\\^\\^|ditto|same( as above)?|同上", re.IGNORECASE)
+
+
+def headed(sheet: Sheet) -> Sheet:
+    """Return a table whose second row holds headings too with one heading for each column.
+
+    Headings that stand under several others are cases: the MFU of each of two devices.
+    """
+    below = [plain(cell) for cell in sheet.rows[0][1]] if sheet.rows else []
+    heads = [plain(cell) for cell in sheet.head]
+    if len(below) != len(heads) or any(re.match(r"[~≈<>$]?\d", cell) for cell in below):
+        return sheet
+    if len({*heads}) == 1:  # a title above the headings
+        return replace(sheet, head=below, rows=sheet.rows[1:], above=f"{sheet.above} {heads[0]}")
+    over = list[str]()
+    for head, cell in zip(heads, below, strict=True):
+        over.append(head or (over[-1] if over and cell else ""))
+    joined = [_joined(*pair) for pair in zip(over, below, strict=True)]
+    other = vocabulary.headings()["cases"]["other"]
+    named = [
+        at
+        for at, cell in enumerate(below)
+        if cell not in ("", heads[at]) and not re.search(other, over[at].lower())
+    ]
+    pairs = ((joined[at], below[at]) for at in named)
+    if sum(any(named_by(*heading_of(one)) for one in pair) for pair in pairs) < max(
+        2, len(named) / 2
+    ):
+        return sheet
+    under = dict[str, set[str]]()
+    for at in named:
+        under.setdefault(below[at].lower(), set()).add(over[at])
+    cases = {at: over[at] for at in named if len(under[below[at].lower()]) > 1}
+    head = [below[at] if at in cases else text for at, text in enumerate(joined)]
+    return replace(sheet, head=head, rows=sheet.rows[1:], cases=cases)
+
+
+def _joined(over: str, cell: str) -> str:
+    """Return the heading that two rows give a column: of both, or the lower one's if that names."""
+    if not over or not cell or over == cell:
+        return cell or over
+    neutral = re.fullmatch(vocabulary.headings()["cases"]["neutral"], over.lower())
+    tried = [f"{over} ({cell.strip('()[]')})", f"{over} {cell}", f"{cell} {over}"]
+    tried = [cell, *tried] if neutral else tried
+    return next((one for one in tried if named_by(*heading_of(one))), f"{over} {cell}")
 
 
 _NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
 
 
-def ratios_of(sheet: Sheet, at: int, unread: list[str]) -> Iterator[Sheet]:
-    """Yield rows of two values and, in a column after them, their ratio or the increase.
+_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>([-+−]|(?<![\d.])\d)[\d.]* ?%)")
+_KINDS = ("ratio", "increase", "reduction")
+_MOST_PAIRED = 24  # columns of a table whose pairs are tried
+# rows, their share, and digits in all, that settle what a column is a ratio of
+_FEWEST_FITS, _MOST_FIT, _FEWEST_DIGITS = 4, 0.8, 10
 
-    Either value of a ratio may be the first, as before and after. Nothing where no row's ratio is
-    that of its values: then it is of something else.
+
+def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Iterator[Sheet]:
+    """Yield rows of two values and their ratio, their share or the increase.
+
+    A column that says that it compares is of the two before it if one row's is. Any other column
+    of shares or factors is of two columns if nearly all its rows are.
     """
-    rows, fits = dict[str, list[tuple[int, list[str]]]](), 0
-    for line, cells in sheet.rows:
-        label, *values = (
-            plain(re.sub(r"\([^()]*\)", "", one)) for one in [cells[0], *cells[at - 2 : at + 1]]
-        )
-        stated = re.match(r"[~≈]?(\d+(?:\.\d+)?) ?[x×]|([-+−]\d+(?:\.\d+)? ?%)$", values[-1])
-        found = [_NUMBER.findall(one) for one in values]
-        if len(values) < 3 or stated is None or {len(one) for one in found} != {1}:
-            continue  # of 9000 / 10000: which?
-        pair = [read_printed(one) for (one,) in found[:2]]
-        units = {re.sub(r"[^a-z/]", "", _NUMBER.sub("", one).lower()) for one in values[:2]}
-        if len(units) > 1 or not all(one.value for one in pair):
+    wide = len(sheet.head) if len(sheet.head) <= _MOST_PAIRED else 0
+    lines = [(line, row, [_single(cell) for cell in row]) for line, row in sheet.rows]
+    for at, head in enumerate(sheet.head):
+        told = [
+            (line, [row[0], stated["ratio"] or "", stated["share"] or ""], numbers)
+            for line, row, numbers in lines
+            if at < len(row) and (stated := _RATIO.match(plain(row[at])))
+        ]
+        beside = [(at - 2, at - 1)] * (at in compared and at > 1)
+        every = permutations(range(1, wide), 2) if len(told) >= _FEWEST_FITS else ()
+        pairs = [*beside, *(pair for pair in every if at not in pair)]
+        tried = (_related(told, one, kind, one in beside) for one in pairs for kind in _KINDS)
+        if found := next(filter(None, tried), None):
+            yield replace(found, name=sheet.name)
+        elif at in compared and told:
+            unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
+
+
+_Number = tuple[Printed, str] | None
+_Told = Sequence[tuple[int, list[str], list[_Number]]]
+
+
+def _single(cell: str) -> _Number:
+    """Return the one number of a cell and its unit; of 9000 / 10000: which?"""
+    text = plain(re.sub(r"\([^()]*\)", "", cell))
+    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/]", "", _NUMBER.sub("", text.lower()))
+    return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
+
+
+def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sheet | None:
+    """Return the rows of two columns of which a third is the ratio, where enough rows say so."""
+    rows, fits = list[tuple[int, list[str]]](), list[str]()
+    for line, (label, factor, share), numbers in told:
+        one, other = (numbers[at] if at < len(numbers) else None for at in pair)
+        if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
             continue
-        kind, text = (
-            ("ratio", stated[1]) if stated[1] else ("increase", stated[2].replace("−", "-"))
-        )
-        ratio = read_printed(text)
-        if stated[1]:
-            pair.sort(key=lambda one: one.value, reverse=ratio.value < 1)
-        over = pair[1].interval / pair[0].interval
-        fits += ratio.claimed.meets(over if stated[1] else over + point(-1))
-        rows.setdefault(kind, []).append((line, [label, *(one.text for one in pair), stated[0]]))
-    for kind, lines in rows.items() if fits else ():
-        yield Sheet(sheet.name, ["", "before", "after", kind], lines)
-    if rows and not fits:
-        unread.append(f"{plain(sheet.head[at])!r} of {sheet.name!r}: of which values?")
+        if near_it and share and (kind != "increase" or share[0].isdigit()):
+            continue
+        first, second, ratio = one[0], other[0], read_printed((factor or share).replace("−", "-"))
+        if factor and (second.value < first.value) != (ratio.value < 1):
+            first, second = second, first
+        over = second.interval / first.interval
+        right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
+        fits += [ratio.text] if ratio.claimed.meets(right) else []
+        rows.append((line, [plain(label), first.text, second.text, ratio.text]))
+    digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
+    enough = len(fits) >= max(_FEWEST_FITS, _MOST_FIT * len(rows)) and digits >= _FEWEST_DIGITS
+    return Sheet("", ["", "before", "after", kind], rows) if enough or (near_it and fits) else None
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
@@ -347,7 +465,7 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
 
 _DEVICE = re.compile(
     r"(?:\b|(?<=\d[x×]))(?:tpu[ -])?((?:(?:rtx|gaudi|trainium)[ -]?|[a-z]+)\d+\w*)\b"
-    r"((?:[- ](?:\d+ ?gb|pcie|nvl|sxm\d?)\b)*)"
+    r"((?:[- ](?:\d+ ?gb?|pcie|nvl|sxm\d?)\b)*)"
 )
 
 
@@ -364,8 +482,8 @@ def devices_and_rest(text: str) -> tuple[list[str], str]:
 
     def take(match: re.Match[str]) -> str:
         word = re.sub("[ -]", "", match[1])
-        forms = re.findall(r"pcie|nvl|\d+ ?gb", match[2])
-        sized = [f"{word}-{one.replace(' ', '')}" for one in forms]
+        forms = re.findall(r"pcie|nvl|\d+ ?g(?=b?\b)", match[2])
+        sized = [f"{word}-{one.replace(' ', '')}".replace("g", "gb") for one in forms]
         cards = [one for one in every if "pcie" in forms and one.lower().startswith(f"{word}-pcie")]
         tried = (*cards[-1:], *map(names.get, (*sized, word, word.removesuffix("s"))))
         name = next(filter(None, tried), "")
@@ -384,6 +502,56 @@ def _names(devices: tuple[str, ...], platforms: tuple[str, ...]) -> dict[str, st
 
 
 _SINGLE = re.compile(r"[A-Z]+-?\d{2,}[A-Z]?|(?:Gaudi|Trainium)\d|TPU-v\d[ep]")  # of one form: L40S
+
+
+def context(text: str) -> dict[str, str]:
+    """Return what a text says of all that stands below it: fields of which it names one value."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
+    found["model"] = _models_in(text)
+    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+    return once | named_once("context", text)
+
+
+def _models_in(text: str) -> set[str]:
+    """Return the catalog's models that a text names."""
+    names = {
+        re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
+        for name, shape in catalog.model_names().items()
+        if not shape.startswith(TINY)
+    }
+    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
+    return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
+
+
+def named_once(rules: str, text: str) -> dict[str, str]:
+    """Return the fields of which a text names one value by patterns of ``headings.toml``."""
+    found = {
+        name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
+        for name, pattern in vocabulary.headings()[rules].items()
+    }
+    lengths = found.get("sequence_length", set())
+    lengths -= {
+        one for one in lengths if one[:-1].isdigit() and f"{int(one[:-1]) * 1024}" in lengths
+    }
+    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+
+
+def models_by_size(text: str) -> dict[str, str]:
+    """Return the models that a text names by their sizes; none of a size that two of them have."""
+    found: dict[str, set[str]] = {}
+    for name in _models_in(text):
+        for size in re.findall(r"(?<=-)\d+(?:\.\d+)?b\b", name):
+            found.setdefault(size, set()).add(name)
+    return {size: names.pop() for size, names in found.items() if len(names) == 1}
+
+
+def device_in(text: str) -> dict[str, str]:
+    """Return the device that a text names; an empty name where it names another, known or not."""
+    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
+    found, rest = devices_and_rest(text)
+    other = vocabulary.pattern("devices").search(rest)
+    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
 
 
 def amount(text: str) -> float:

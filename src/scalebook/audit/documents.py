@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,53 +16,69 @@ from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_utf8
 from scalebook.audit.device_tables import (
+    CONTINUED,
     MOST_COLUMNS,
     MOST_ROWS,
     Sheet,
     amount,
     by_case,
+    context,
+    device_in,
     devices_in,
+    models_by_size,
+    named_once,
     near,
     peaks_in,
     separated,
 )
 from scalebook.audit.fields import RATES, heading_of, named_by, plain
-from scalebook.audit.printed import Printed, improved, read_printed, sizes_in
+from scalebook.audit.printed import (
+    BY_UNIT,
+    Column,
+    Printed,
+    improved,
+    read_cell,
+    read_printed,
+    sizes_in,
+)
 from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.types import TINY
 from scalebook.settings import SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
+MOST_BELOW = 300  # below a table of a page
 MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 _MOST_PROSE = 100_000  # characters of a document that must name one model only
 # what a heading further up may say, if nothing else is named, or the one list of settings
-_OF_DOCUMENT = ("model", "sequence_length", "batch_size_per_replica")
+_OF_DOCUMENT = {"model", "gpus_per_node", "sequence_length", "batch_size_per_replica"}
 
 # what a remark below a table, or its headings, may say, and how many lines of that are read
-_BELOW = ("price_per_gpu_hour", "peak_tflops_per_second", "sequence_length", "grid_kg_per_kwh")
+_BELOW = (
+    "device_memory_gb",
+    "price_per_gpu_hour",
+    "peak_tflops_per_second",
+    "sequence_length",
+    "grid_kg_per_kwh",
+)
+_CAPTION = (*_BELOW, "model", "accelerator", "precision")
 _UNDER = 3
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 # a text may name these of something else
-_COUNTS = frozenset({"gpus", "batch_size_per_replica", "price_per_gpu_hour"})
+_COUNTS = frozenset({"gpus", "gpus_per_node", "batch_size_per_replica", "price_per_gpu_hour"})
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
-_MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
-# a unit must be written: a bare number may be anything
-_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
-_BY_UNIT = ("size", "flops")
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
-_FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
+_FRACTIONS = ("mfu", "hfu", "memory_fraction", "scaling_efficiency", "scaling_overhead")
 
 
 def load_document(path: Path, *, follow: bool = False) -> Claims:
@@ -80,23 +96,28 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
     lists, unread, prose = list[Sheet](), list[str](), ""
     if suffix in (".csv", ".tsv"):
         sheets = list(separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
-    elif suffix in (".html", ".htm"):
-        sheets, prose = device_tables.in_html(text)
-        for sheet in sheets:
-            _say(sheet, sheet.above[-MOST_TEXT:])
     else:
-        sheets, lists = list(_markdown(text)), list(_lists(text, unread))
-        lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
-        sheets = [sheet for sheet in sheets if not _turned(sheet)]
+        sheets, prose = device_tables.in_html(text)
+    sheets = [device_tables.arranged(one) for one in sheets]
+    for sheet in sheets:
+        _say(sheet, sheet.above.rpartition("\n#")[2][-MOST_TEXT:])
+    sheets = [_remarked(sheet, sheet.below[:MOST_BELOW]) for sheet in sheets]
+    if suffix not in (".csv", ".tsv", ".html", ".htm"):
+        sheets += map(device_tables.arranged, _markdown(text))
+        lists = list(_lists(text, unread))
         prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+    lists += [one for sheet in sheets if _turned(sheet) for one in _one_row(sheet)]
+    sheets = [sheet for sheet in sheets if not _turned(sheet)]
     wide = [sheet for sheet in sheets if len(sheet.head) > MOST_COLUMNS]
     if wide or sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         what = f"{MOST_COLUMNS} columns in a table" if wide else f"{MOST_ROWS:,} rows of tables"
         raise ClaimError(f"{name} has more than {what}. Split it.")
-    _set_up([*sheets, *lists], lists, _device_in(prose))
+    _set_up([*sheets, *lists], lists, device_in(prose))
+    for sheet in sheets:
+        sheet.sized = models_by_size(prose[:_MOST_PROSE])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
-    parts = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
-    tables = [table for part in parts if (table := _table(part, unread)) is not None]
+    cases = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
+    tables = [table for part in cases for table in _grouped(part, unread)]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
@@ -123,7 +144,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
     lines, name = text.splitlines(), "Table"
-    whole = _context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
+    whole = context(" ".join(line for line in lines if "|" not in line)[:_MOST_PROSE])
     sheet, outer = None, [""]  # headings, each of more # than the one before, with their text
     for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
@@ -132,9 +153,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             continue
         if sheet is not None:
             under = "\n".join(lines[number - 1 : number + _UNDER]).partition("\n#")[0]
-            more = _context(under.partition("|")[0])
-            more = {key: more[key] for key in _BELOW if key in more.keys() - sheet.given.keys()}
-            yield replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
+            yield _remarked(sheet, under.partition("|")[0])
             sheet = None
         if line.startswith("#"):
             name = plain(line.lstrip("#")) or name
@@ -144,11 +163,15 @@ def _markdown(text: str) -> Iterator[Sheet]:
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             said = sizes_in(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
             counts = {key: one.text for key, one in said if key == "gpus"}
-            sheet = Sheet(name, _cells(line), given=counts | _named_once("title", name))
+            over = _cells(lines[number - 2]) if number > 1 and "|" in lines[number - 2] else []
+            two = device_tables.headed(Sheet(name, over, [(number, _cells(line))]))
+            sheet = Sheet(name, _cells(line)) if two.rows or not over else two
+            sheet.given = counts | named_once("title", name)
             _say(sheet, outer[-1][-MOST_TEXT:])
-            around = _context(" ".join(one[:MOST_TEXT] for one in outer))
+            around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             titles = (plain(one.partition("\n")[0]) for one in outer)
+            sheet.far |= only.keys() & _COUNTS
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
             sheet.given = only | sheet.given | ({"note": hint} if hint else {})
@@ -185,7 +208,7 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
                 fence = "" if fence else line[3:].strip().lower() or "text"
             elif line.startswith("#") and not fence:
                 title = heading = plain(line.lstrip("#"))
-            elif intro and _context(intro[1]):
+            elif intro and context(intro[1]):
                 title = f"{heading}: {plain(intro[1])}"
 
 
@@ -196,7 +219,7 @@ def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
     devices = devices_in(" ".join([title, *(value for _, _, value in told)]))
-    given = _context(title) | ({"accelerator": devices[0]} if devices else {})
+    given = context(title) | ({"accelerator": devices[0]} if devices else {})
     if told:
         head = ["", *(name for _, name, _ in told)]
         yield Sheet(title, head, [(told[0][0], [title, *(text for _, _, text in told)])], given)
@@ -229,37 +252,20 @@ def _one_row(sheet: Sheet) -> Iterator[Sheet]:
         yield replace(one, given=sheet.given | one.given)
 
 
-def _context(text: str) -> dict[str, str]:
-    """Return what a text says of all that stands below it: fields of which it names one value."""
-    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found: dict[str, set[str]] = {"accelerator": set(devices_in(text)[:2])}
-    names = {
-        re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", name): shape
-        for name, shape in catalog.model_names().items()
-        if not shape.startswith(TINY)
-    }
-    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
-    found["model"] = {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
-    once = {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
-    return once | _named_once("context", text)
-
-
-def _named_once(rules: str, text: str) -> dict[str, str]:
-    """Return the fields of which a text names one value by patterns of ``headings.toml``."""
-    found = {
-        name: {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
-        for name, pattern in vocabulary.headings()[rules].items()
-    }
-    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
-
-
 def _say(sheet: Sheet, text: str) -> None:
     """Give a table what the text above it states, and the rates as doubtful if it scales them."""
-    stated = _context(f"{sheet.name} {text}")
+    stated = context(f"{sheet.name} {text}")
     scaled = re.search(vocabulary.headings()["loose"]["scales"], text, re.IGNORECASE)
     rates = {name for _, name in RATES} if scaled else set[str]()
     sheet.far = _COUNTS & (stated.keys() - sheet.given.keys()) | rates
     sheet.given = sheet.given | stated
+
+
+def _remarked(sheet: Sheet, text: str) -> Sheet:
+    """Return a table with what the text below it states, which may be of something else."""
+    more = context(text)
+    more = {key: more[key] for key in _CAPTION if key in more.keys() - sheet.given.keys()}
+    return replace(sheet, given=sheet.given | more, far=sheet.far | more.keys())
 
 
 def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str, str]) -> None:
@@ -271,29 +277,43 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     for pattern in vocabulary.headings()["setup"].values():
         told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
         pairs = zip(told[0].head, told[0].rows[0][1], strict=True) if len(told) == 1 else ()
-        found.append(_context("; ".join(f"{name}: {value}" for name, value in pairs)))
+        found.append(context("; ".join(f"{name}: {value}" for name, value in pairs)))
     hardware, settings = found
     given = dict(hardware if "accelerator" in hardware else device)
     given |= {key: settings[key] for key in _OF_DOCUMENT if key in settings}
     for sheet in sheets:
-        heads = _context("; ".join(sheet.head))
+        heads = context("; ".join(sheet.head))
         sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
 
 
-def _device_in(text: str) -> dict[str, str]:
-    """Return the device that a text names; an empty name where it names another, known or not."""
-    text = re.sub(vocabulary.headings()["patterns"]["others"], " ", text)
-    found, rest = device_tables.devices_and_rest(text)
-    other = vocabulary.pattern("devices").search(rest)
-    return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
+def _grouped(sheet: Sheet, unread: list[str]) -> list[Table]:
+    """Return the claims of a table, from each row that says 1.00x in its ratios to the next.
+
+    Where most of these are the base of the rows below them, all are.
+    """
+    at = [at for at, head in enumerate(sheet.head) if named_by(*heading_of(head)) == "speedup"]
+    ones = [
+        number
+        for number, (_, row) in enumerate(sheet.rows)
+        if len(at) == 1 and re.fullmatch(r"1(\.0+)? ?[x×]?", plain("".join(row[at[0] : at[0] + 1])))
+    ]
+    apart = len(ones) > 1 and min(b - a for a, b in pairwise([*ones, len(sheet.rows)])) > 1
+    starts = [0, *ones[1:]] if apart and ones[0] == 0 else [0]
+    parts = (replace(sheet, rows=sheet.rows[one:end]) for one, end in pairwise([*starts, None]))
+    tables = [table for part in parts if (table := _table(part, unread)) is not None]
+    if sum(table.base is not None for table in tables) * 2 > len(tables) > 1:
+        tables = [replace(table, base=table.rows[0].label) for table in tables]
+    return tables
 
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
     names = [heading_of(head)[0] for head in sheet.head]
     families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
-    cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
-    if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
+    cells = {cell.lower() for _, row in sheet.rows for cell in row if cell != sheet.name}
+    own = set(re.findall(r"\d+b", sheet.given.get("model", "")))  # a file named after its model
+    named = (re.findall(r"[a-z]{3,}|\d+b", cell) for cell in cells)
+    if any(families & set(one) and not own & set(one) for one in named):  # models of their own
         given = {key: text for key, text in sheet.given.items() if key not in _ALIKE[0]}
         sheet = replace(sheet, given=given)
     cases = {
@@ -341,20 +361,12 @@ def _cells(line: str) -> list[str]:
     return [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    index: int
-    field: str  # of a claim, in its base unit
-    unit: str  # as the heading writes it
-    kind: str | None
-
-
-def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
+def _columns(sheet: Sheet, unread: list[str]) -> list[Column]:
     """Return the columns whose heading is known; note the others.
 
     Two columns of one field and unit are two cases (Linear, 90 %): none of them is the row's.
     """
-    found: dict[str, list[_Column]] = {}
+    found: dict[str, list[Column]] = {}
     later: list[tuple[int, str, str]] = []
     for index, head in enumerate(sheet.head):
         name, unit = heading_of(head)
@@ -367,12 +379,12 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and not unit and kind not in _BY_UNIT else kind  # the name says it
+        kind = None if own and not unit and kind not in BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
         key = f"{field_name} {vocabulary.factor(kind, unit) or ''}"
-        found.setdefault(key, []).append(_Column(index, field_name, unit, kind))
+        found.setdefault(key, []).append(Column(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
@@ -390,7 +402,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         settled = _settled(name, known)
         if settled is not None:
             kind = vocabulary.headings()["kinds"].get(settled)
-            single.append(_Column(index, settled, unit, kind))
+            single.append(Column(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
             reason = next(
@@ -420,18 +432,16 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield from device_tables.of_devices(sheet, unread)
     elif len(known) * 2 < len(sheet.rows) or named:
         yield sheet
-        return
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    if len(ratio) == 1 and ratio[0] > 1 and not named:
-        yield from device_tables.ratios_of(sheet, ratio[0], unread)
+    yield from device_tables.ratios_of(sheet, [] if named else ratio, unread)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
     return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
 
 
-def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
+def _settled(name: str, found: Mapping[str, Column]) -> str | None:
     for field_name, rule in vocabulary.headings()["settled"].items():
         fits = re.fullmatch(rule["heading"], name) and field_name not in found
         if fits and found.keys() & {*rule["beside"]} and not found.keys() & {*rule["without"]}:
@@ -459,7 +469,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
-def _as_filled(sheet: Sheet, column: _Column) -> _Column:
+def _as_filled(sheet: Sheet, column: Column) -> Column:
     """Return a column as its cells say: ``GPU`` of counts; 41.25 of a fraction is not 4,125 %."""
     cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     if column.field == "accelerator" and all(cell.isdigit() for cell in cells):
@@ -483,7 +493,7 @@ def _totalled(sheet: Sheet) -> Sheet:
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = knowledge.peaks_of(name), cells[at] if at < len(cells) else ""
+        rates, text = vocabulary.peaks_of(name), cells[at] if at < len(cells) else ""
         percent = amount(cells[share]) if share < len(cells) else 0.0
         if rates and percent and abs(amount(text) / rates[0] * 100 - percent) < _SAME_PERCENT:
             return replace(sheet, head=[*sheet.head[:at], "tflops per gpu", *sheet.head[at + 1 :]])
@@ -493,7 +503,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 
 
 def _row(
-    sheet: Sheet, columns: Sequence[_Column], cells: Sequence[str], line: int, unread: list[str]
+    sheet: Sheet, columns: Sequence[Column], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
     values, words = dict[str, Printed](), dict[str, str]()
     shown = [plain(cell) for cell in cells]
@@ -503,28 +513,26 @@ def _row(
             continue
         if column.field in vocabulary.words():
             words |= knowledge.catalog_words(column.field, cell)
-        elif (read := _value(column, cell)) is not None:
+        elif (read := read_cell(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
+    doubtful |= {one.field for one in seen if cells[one.index].startswith(CONTINUED)}
     for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are not 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
         stated, values = len(values), improved(values, at)
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
-    for size in (at.get("parameters", ""), at.get("active_parameters", "")):
-        if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= knowledge.catalog_words(
-                "model", f"{at.get('model', '')} {size.partition('(')[0]}"
-            )
-    if "model" not in words and (size := vocabulary.bare_size(at.get("model", ""))):
-        values.setdefault("parameters", read_printed(size))
+    doubtful |= _sized_model(sheet, at, values, words)
     unread += knowledge.not_in_catalog(at, words)
-    own = {} if "accelerator" in at else _device_in(" | ".join(shown))
-    own |= _named_once("row", " ".join(shown))
+    own = {} if "accelerator" in at else device_in(" | ".join(shown))
+    part = context(" ".join(shown[len(sheet.head) :]))
+    own |= named_once("row", " ".join(shown)) | {
+        key: part[key] for key in _OF_DOCUMENT & part.keys()
+    }
     given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
@@ -542,6 +550,21 @@ def _row(
     return row if values.keys() - given or "architecture" in words else None
 
 
+def _sized_model(
+    sheet: Sheet, at: Mapping[str, str], values: dict[str, Printed], words: dict[str, str]
+) -> set[str]:
+    """Add the model that a row names by its size; return the fields that are not sure by that."""
+    for size in (at.get("parameters", ""), at.get("active_parameters", "")):
+        if "model" not in words:  # Mixtral of 8x7B (56B)
+            name = f"{at.get('model', '')} {size.partition('(')[0]}"
+            words |= knowledge.catalog_words("model", name)
+    if "model" in words or not (size := vocabulary.bare_size(at.get("model", ""))):
+        return set()
+    values.setdefault("parameters", read_printed(size))
+    words |= {"model": sheet.sized[size.lower()]} if size.lower() in sheet.sized else {}
+    return {"model"} & words.keys()
+
+
 def _doubtful(head: str, cell: str) -> bool:
     """Return whether neither a heading nor its cell says what a number is of: ``Throughput``."""
     rules = vocabulary.headings()["loose"]
@@ -552,7 +575,7 @@ def _doubtful(head: str, cell: str) -> bool:
 
 
 def _given(
-    sheet: Sheet, columns: Sequence[_Column], values: dict[str, Printed], words: dict[str, str]
+    sheet: Sheet, columns: Sequence[Column], values: dict[str, Printed], words: dict[str, str]
 ) -> frozenset[str]:
     """Add to a row what the text around its table says; return the fields of that."""
     stated = {column.field for column in columns} | values.keys() | words.keys()
@@ -567,56 +590,3 @@ def _given(
         else:
             words[name] = told[name]
     return frozenset(told.keys() - stated)
-
-
-def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
-    """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
-    named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
-    less = column.field != "increase" and re.match(r"\+|.*\dpp\b", cell.replace(" ", ""))
-    if named or less:  # no size; a difference
-        return None
-    cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
-    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
-    match = vocabulary.pattern("number").match(cell)
-    if match is None:
-        return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
-    scaled = re.search("[a-z]$", match["number"].strip(), re.IGNORECASE)
-    counted = scaled and vocabulary.factor(column.kind, column.unit) != 1  # 7B of (B)
-    unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
-    name, kind = column.field, column.kind
-    if name == "tokens_per_second":  # the unit says what a throughput is of
-        for other, field_name in RATES:
-            if vocabulary.is_rate(other, unit):
-                name, kind = field_name, other
-    factor = vocabulary.factor(kind, unit) if kind else 1.0
-    word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"
-    odd = vocabulary.is_other(kind, word) if kind in _BY_UNIT else match["unit"]
-    if factor is None and (kind in _UNIT_NEEDED or odd):
-        return None
-    number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
-    if unit == "%" and not number.endswith("%"):
-        number += "%"
-    if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
-        name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
-    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x: a factor
-        return None
-    read = _plain_value(name, number, factor := factor or 1.0)
-    if (own := vocabulary.field(name)) is None or read is None:
-        return None
-    key = (own.quantity, own.scale * factor)
-    fields = vocabulary.fields().values()
-    same = next((one.name for one in fields if (one.quantity, one.scale) == key), None)
-    if kind == "gib" or (kind == "tflops" and same is None):
-        unit = "GiB" if kind == "gib" else unit.upper()
-        read = name, replace(read[1], text=f"{number} {unit}")
-    return same or name, read[1]
-
-
-def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
-    if (own := vocabulary.field(name)) is None:
-        return None
-    try:
-        return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
-    except ClaimError:
-        return None

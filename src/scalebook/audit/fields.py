@@ -170,6 +170,34 @@ def accelerator_named(name: str) -> Accelerator:
     return catalog.accelerator(platforms.get(name.lower()) or _spelled(name, platforms) or name)
 
 
+def device_of(name: str) -> Accelerator | None:
+    """Return the accelerator of its own, a platform's or a driver's name; none of a CPU."""
+    return None if name.lower() in ("", "cpu") else accelerator_named(name)
+
+
+_FORM = re.compile(r"pcie|sxm|nvl|oam|-card|-gcd", re.IGNORECASE)
+
+
+def forms_of(name: str) -> tuple[Accelerator, ...]:
+    """Return the device of a name, and the other forms of it that the name leaves open."""
+    device, memory = device_of(name), re.search(r"(\d+) ?gb?\b", name.lower())
+    if device is None or _FORM.search(name):
+        return () if device is None else (device,)
+    family = device.name.partition("-")[0]
+    every = catalog.accelerators() if re.match(r"[A-Z]+\d", family) else ()
+    others = (one for one in every if one.name.startswith(f"{family}-") and one != device)
+    return (device, *(one for one in others if not memory or one.memory_gb == int(memory[1])))
+
+
+def peaks_of(name: str) -> tuple[float, ...]:
+    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
+    device = device_of(name)
+    if device is None or "bf16" not in device.peak_tflops:
+        return ()
+    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
+    return (dense["bf16"], *dense.values(), *sparse.values())
+
+
 # What says nothing of which device it is; generations of a form are left out too (SXM5).
 _NO_NAME = re.compile(
     r"nvidia|amd|instinct|tesla|geforce|intel|google|aws|[dh]gx|gpus?|tensor|core|hbm\w*|oam"
@@ -184,7 +212,7 @@ def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
     """
 
     def pieces(text: str) -> list[str]:
-        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
+        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb?\b", r"\1gb ", text.lower()))
         return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
 
     wanted = pieces(name.replace("_", " "))
@@ -217,7 +245,7 @@ def heading_of(text: str) -> tuple[str, str]:
 def named_by(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
     for kind, field_name in RATES:
-        if is_rate(kind, unit) and re.fullmatch(".*(throughput|rate|speed|吞吐).*", name):
+        if is_rate(kind, unit) and re.fullmatch(headings()["rated"]["names"], name):
             return field_name
     texts = dict.fromkeys((f"{name} {unit}".strip(), name))  # Training Time (GPU hours)
     named = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
+from scalebook.audit.fields import device_of, forms_of
 from scalebook.audit.identities import Fact, Facts, Identity, derive, identities, operand, show
 from scalebook.audit.printed import APPROXIMATE, Printed
 from scalebook.errors import CatalogError
@@ -35,6 +36,7 @@ from scalebook.measure.intervals import Interval, point
 CONVENTION_TOLERANCE = 0.01
 
 _LARGE, _LEAST_ACTIVE = 20e9, (0.1, 0.03)  # of the weights of a mixture, below that size and above
+_MOST_CARDS = 16  # that are trained on together
 _MOST_OF_PEAK = 0.7  # that training reaches; a rate above it is of a narrower format
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
@@ -58,23 +60,9 @@ _BUDGETS = ("tokens", "tokens_per_step")  # which somebody chooses
 _MOST_PUE = 2.5  # with the rest of the nodes
 
 
-def device_of(name: str) -> Accelerator | None:
-    """Return the accelerator of its own, a platform's or a driver's name; none of a CPU."""
-    return None if name.lower() in ("", "cpu") else vocabulary.accelerator_named(name)
-
-
 def accelerator_of(row: Row) -> Accelerator | None:
     """Return the accelerator that a row names."""
     return device_of(row.words.get("accelerator", ""))
-
-
-def peaks_of(name: str) -> tuple[float, ...]:
-    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
-    device = device_of(name)
-    if device is None or "bf16" not in device.peak_tflops:
-        return ()
-    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
-    return (dense["bf16"], *dense.values(), *sparse.values())
 
 
 def has_memory_of_all(row: Row) -> bool:
@@ -508,9 +496,20 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         if other != name and peak is not None:
             variant = f"{other} dense, {device.name}, under a rate in {name}"
             usual = other == "bf16" and "precision" in row.given  # of text, which may be of a part
-            bound = other == "fp8" and "peak_precision" in row.doubtful and fast
+            # many take the BF16 peak for MFUs in FP8 too
+            bound = "peak_precision" in row.doubtful and (fast if other == "fp8" else not usual)
             fits = usual or bound
             yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
+    if dense and dense * (1 - CONVENTION_TOLERANCE) < (peta := round(dense / 1e3, 1) * 1e3) < dense:
+        words = f"{name} dense, {device.name}, as {peta / 1e3:g} PFLOP/s"
+        yield _fact("peak_tflops_per_second", peta, words, bound=True)
+    gpus = row.values.get("gpus")
+    many = gpus is not None and gpus.value > _MOST_CARDS
+    for form in forms_of(row.words.get("accelerator", ""))[1:]:
+        peak = form.peak_tflops.get(name)
+        if peak not in (None, dense) and not (many and re.search("PCIe|NVL", form.name)):
+            variant = f"{name} dense, {form.name}"
+            yield _fact("peak_tflops_per_second", peak, variant, bound=True)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalebook.audit import fields as vocabulary
 from scalebook.errors import ClaimError
@@ -185,3 +185,72 @@ def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:
         found = set(vocabulary.pattern(name).findall(text))
         if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
+
+
+_MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
+# a unit must be written: a bare number may be anything
+_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
+BY_UNIT = ("size", "flops")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    index: int
+    field: str  # of a claim, in its base unit
+    unit: str  # as the heading writes it
+    kind: str | None
+
+
+def read_cell(column: Column, cell: str) -> tuple[str, Printed] | None:
+    """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
+    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
+    named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
+    less = column.field != "increase" and re.match(r"\+|.*\dpp\b", cell.replace(" ", ""))
+    if named or less:  # no size; a difference
+        return None
+    cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
+    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
+    match = vocabulary.pattern("number").match(cell)
+    if match is None:
+        return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
+    scaled = re.search("[a-z]$", match["number"].strip(), re.IGNORECASE)
+    counted = scaled and vocabulary.factor(column.kind, column.unit) != 1  # 7B of (B)
+    unit = (match["unit"] or "").strip() or ("" if counted else column.unit)
+    name, kind = column.field, column.kind
+    if name == "tokens_per_second":  # the unit says what a throughput is of
+        for other, field_name in vocabulary.RATES:
+            if vocabulary.is_rate(other, unit):
+                name, kind = field_name, other
+    factor = vocabulary.factor(kind, unit) if kind else 1.0
+    word = unit.lower().partition(" ")[0]  # GB of "140GB / 4"
+    odd = vocabulary.is_other(kind, word) if kind in BY_UNIT else match["unit"]
+    if factor is None and (kind in _UNIT_NEEDED or odd):
+        return None
+    number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
+    if name == "sequence_length" and unit.lower() in ("k", "ki", "k tokens"):
+        number += "K"
+    if unit == "%" and not number.endswith("%"):
+        number += "%"
+    if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
+        name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
+    if kind and (number != match["number"].strip() or number.endswith("%")):  # 0.92x: a factor
+        return None
+    read = _plain_value(name, number, factor := factor or 1.0)
+    if (own := vocabulary.field(name)) is None or read is None:
+        return None
+    key = (own.quantity, own.scale * factor)
+    fields = vocabulary.fields().values()
+    same = next((one.name for one in fields if (one.quantity, one.scale) == key), None)
+    if kind == "gib" or (kind == "tflops" and same is None):
+        unit = "GiB" if kind == "gib" else unit.upper()
+        read = name, replace(read[1], text=f"{number} {unit}")
+    return same or name, read[1]
+
+
+def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
+    if (own := vocabulary.field(name)) is None:
+        return None
+    try:
+        return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
+    except ClaimError:
+        return None

@@ -197,6 +197,7 @@ def _rounded_before(
 def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) -> Check:
     """Return whether a stated field meets one of the alternatives that it should equal."""
     claimed = row.values[item.name].claimed
+    right = [fact for fact in right if not (fact.bound and AGAIN in fact.variant)] or right
     proper = [fact for fact in right if fact.legitimate]
     exact = [fact for fact in proper if not fact.bound]
     for facts, cut in ((exact, ""), (exact, CUT), (proper, "")):
@@ -217,6 +218,7 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
 
 
 _SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 24: "days"}
+OF_ONE = "of all GPUs or of one?"
 _SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
@@ -229,7 +231,7 @@ def _slip(row: Row, stated: float, right: Sequence[float], count: bool = False) 
     for factor in (every, *_SLIPS):
         if factor and any(abs(one / factor - 1) < _SLIP for one in ratios):
             if factor == every:
-                return f"a factor of {every:,}, the number of GPUs: of all GPUs or of one?"
+                return f"a factor of {every:,}, the number of GPUs: {OF_ONE}"
             return f"a factor of {factor:,}: a unit ({_SLIPS[factor]}) in the claim or in an input?"
     return None
 
@@ -258,7 +260,7 @@ def _explanation(
     times, unit = (100, " %") if "%" in stated.text else (1, "")
     others = [
         f"{' to '.join(show(one * times) for one in _ends_of(fact, item))}{unit} ({fact.variant})"
-        for fact in proper[:6]
+        for fact in sorted(proper, key=lambda one: one.bound)[:6]
         if fact is not best and fact.variant
     ]
     if others and explained is None:

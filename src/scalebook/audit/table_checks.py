@@ -12,7 +12,7 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
 from scalebook.audit.identities import Fact, behind, identities, operand, show
 from scalebook.audit.knowledge import Known, accelerator_of, has_experts, know, model_of
-from scalebook.audit.row_checks import check_row, compare, judged
+from scalebook.audit.row_checks import OF_ONE, check_row, compare, judged
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
@@ -174,7 +174,8 @@ def base_of(rows: Sequence[Row]) -> str | None:
     sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
     first = rows[min(sized)[1]] if len(sized) > 1 else None
     said = [first.values.get(name) for name in _COMPARED] if first else []
-    if first and any(one is not None and one.value == 1 for one in said):
+    ones = [row for row in rows for name in _COMPARED if _says_one(row, name)]
+    if first and any(one is not None and one.value == 1 for one in said) and len(ones) == 1:
         return first.label
     return next((row.label for name in _COMPARED if (row := _said_base(rows, name))), None)
 
@@ -183,10 +184,11 @@ _COMPARED = ("speedup", "scaling_efficiency")
 
 
 def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
-    """Return the one row compared as 1, if another's is that of its rate over this one's."""
-    ones = [row for row in rows if (own := row.values.get(compared)) and own.value == 1]
+    """Return the one row compared as 1, if most others' is that of their rate over this one's."""
+    ones = [row for row in rows if _says_one(row, compared)]
     if len(ones) != 1:
         return None
+    fits = list[bool]()
     for row, name in product(rows, _SPEEDS):
         base, here, claimed = ones[0].values.get(name), *map(row.values.get, (name, compared))
         if row is ones[0] or not (base and here and claimed and min(here.value, base.value) > 0):
@@ -196,9 +198,12 @@ def _said_base(rows: Sequence[Row], compared: str) -> Row | None:
         if compared == "scaling_efficiency" and not name.endswith("_per_gpu"):
             gpus = [one.values["gpus"].interval for one in sizes if "gpus" in one.values]
             speedup = speedup * gpus[0] / gpus[1] if len(gpus) == 2 else point(0)
-        if claimed.claimed.meets(speedup):
-            return ones[0]
-    return None
+        fits.append(claimed.claimed.meets(speedup))
+    return ones[0] if sum(fits) * 2 >= len(fits) > 0 else None
+
+
+def _says_one(row: Row, compared: str) -> bool:
+    return (own := row.values.get(compared)) is not None and own.value == 1
 
 
 SUM = "sum of the rows above"
@@ -208,12 +213,22 @@ SIZELESS = ("gpus", "mfu")
 def check_table(table: Table) -> list[Check]:
     """Return every check of a table's rows, in their order.
 
-    Without a precision an MFU may be of the FP8 peak, unless one of the table is of the BF16 peak.
+    Without a precision an MFU may be of the FP8 peak, and one in FP8 of the BF16 peak, unless
+    another of the table holds.
     """
     rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
     checks = _checks(replace(table, rows=tuple(rows)))
     verdicts = {one.verdict for one in checks if one.field == "mfu"}
-    return checks if "holds" in verdicts or "contradicts" not in verdicts else _checks(table)
+    if "holds" in verdicts or "contradicts" not in verdicts:
+        return checks
+    narrow = ("fp8", "fp4")
+    rows = (
+        replace(row, doubtful=row.doubtful | {"peak_precision"})
+        if row.words.get("precision") in narrow and "peak_precision" not in row.words
+        else row
+        for row in table.rows
+    )
+    return _checks(replace(table, rows=tuple(rows)))
 
 
 def _checks(table: Table) -> list[Check]:
@@ -236,6 +251,7 @@ def _checks(table: Table) -> list[Check]:
     pairs = list(zip(known, every, strict=True))
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
+    confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
     for item, found in pairs:
         sure = [_unless_doubted(item.row, one, confirmed) for one in found]
         checks.extend((*sure, *unchecked(item, sure, summed)))
@@ -244,7 +260,7 @@ def _checks(table: Table) -> list[Check]:
 
 def _doubts(row: Row, check: Check) -> list[str]:
     """Return the doubtful fields of a row that a check rests on."""
-    words = set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+    words = _words(check)
     items = ((name, vocabulary.field(name)) for name in sorted(row.doubtful))
     return [
         name
@@ -253,9 +269,18 @@ def _doubts(row: Row, check: Check) -> list[str]:
     ]
 
 
+_ALL = "tokens_per_second"
+
+
+def _words(check: Check) -> set[str]:
+    return set(re.findall(r"[a-z_]+", f"{check.rule} {check.arithmetic} {check.field}"))
+
+
 def _unless_doubted(row: Row, check: Check, confirmed: set[str]) -> Check:
     """Return a check; an accusation only if all that it rests on is sure or confirmed."""
     doubts = [name for name in _doubts(row, check) if name not in confirmed]
+    if OF_ONE in check.note and _ALL in row.bare - confirmed and _ALL in _words(check):
+        doubts.append(_ALL)  # the heading names no GPU, and the claim fits a rate of one
     if check.rule == SUM:
         return check
     if check.verdict not in ("contradicts", "impossible") or not doubts:
@@ -329,10 +354,14 @@ def _sum(known: list[Known], index: int) -> Iterator[Check]:
         item = vocabulary.field(name)
         if item is None or not item.total:
             continue
-        parts = [one.values[name] for one in items or others]
+        parts = [one.values[name] for one in items or others if name in one.values]
+        if len(parts) < 2:
+            continue
         total = sum((part.interval for part in parts), start=point(0.0))
         terms = " + ".join(operand(part) for part in parts)
         value = sum(part.value for part in parts)
         step = f"{name} = {terms} = {show(value / item.scale)}"
         fact = Fact(item.quantity, total, value, show(value), "derived", steps=(step,))
-        yield compare(row, item, SUM, (fact,))
+        found = compare(row, item, SUM, (fact,))
+        if len(parts) == len(items or others) or found.verdict == "holds":  # else a part is missing
+            yield found
