@@ -13,8 +13,8 @@ from scalebook.report.base.frames import SCHEMA, ReportData
 from scalebook.report.base.markup import (
     Markup,
     bullets,
-    folded,
     join,
+    opened,
     paragraphs,
     run_link,
 )
@@ -166,4 +166,4 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:
     )
     many = count(len(lonely), "group has", "groups have")
     said = paragraphs(words.format(many), *unknown, style="note")
-    return said + folded("These groups", join(lonely, "; "))
+    return said + opened("These groups", join(lonely, "; "), "sb-more")

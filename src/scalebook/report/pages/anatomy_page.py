@@ -10,7 +10,7 @@ import polars as pl
 
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
-from scalebook.measure.metrics.step_anatomy import RunAnatomy
+from scalebook.measure.metrics.step_anatomy import MarkedSteps, RunAnatomy
 from scalebook.report import charts
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import (
@@ -104,12 +104,15 @@ def profile_bars(data: ReportData) -> charts.Figures | None:
 def mark_bars(data: ReportData) -> charts.Figures | None:
     """Return the measured steps by their time marks as bars, one bar per run."""
     rows: list[dict[str, Any]] = []
-    for row, found in runs_with(data):
-        marked = found.marked
-        if marked is not None:
-            named = {shown: marked.parts.get(name, 0.0) for name, shown in _MARK_NAMES.items()}
-            rows += _parts(row, row["label"], named, marked.step_seconds)
+    for row, marked in _marked(data):
+        named = {shown: marked.parts.get(name, 0.0) for name, shown in _MARK_NAMES.items()}
+        rows += _parts(row, row["label"], named, marked.step_seconds)
     return charts.anatomy(rows, PARTS, "share of the measured step")
+
+
+def _marked(data: ReportData) -> Iterator[tuple[Row, MarkedSteps]]:
+    every = ((row, found.marked) for row, found in runs_with(data))
+    yield from ((row, marked) for row, marked in every if marked is not None)
 
 
 def kind_bars(data: ReportData) -> charts.Figures | None:
@@ -152,9 +155,13 @@ def kernels_table(data: ReportData) -> Markup:
         for share in [kernel.seconds / (one.step_seconds or 1.0)]
     ]  # fmt: skip
     alone = "all its calls in one step together, even if others run at the same time"
+
+    def named(name: str) -> Markup:
+        return code(name) if len(name) <= 70 else opened(code(f"{name[:70]}…"), code(name))
+
     columns = (
         *(RUN, RAN, plain("rank", "Rank"), text("kind", "Kind")),
-        text("kernel", "Kernel", show=_kernel_name, wide=True),
+        text("kernel", "Kernel", show=named, wide=True),
         *(time("seconds", "Per step", alone), share("of_step", "Of the step")),
         Column("calls", "Calls", lambda row: f"{row['calls']:,g}", hint="in one step"),
     )
@@ -192,32 +199,27 @@ def _communication_rows(data: ReportData) -> Iterator[dict[str, Any]]:
         found = data.anatomies.get(row["run_id"])
         if found is None or (row["world_size"] or 1) == 1:
             continue
-        one = found.profiles[0] if found.profiles else None
+        one = _first(found)
         if one is None and (found.theory is None or row["tokens_per_second"] is None):
             continue
         sent = found.theory
         sizes = {name: getattr(sent, name) if sent else None for name in _VOLUMES}  # bytes
         volumes = {name: None if size is None else size / 1e9 for name, size in sizes.items()}
         bubble = sent.bubble if sent else None
-        yield {**row, **volumes, "bubble": bubble, **_measured(one)}
+        yield {**row, **volumes, "bubble": bubble, **(_measured(one) if one else {})}
 
 
-def _measured(one: Breakdown | None) -> dict[str, float | None]:
-    if one is None or not one.step_seconds:
-        return dict.fromkeys(("communication_seconds", "exposed", "hidden", "stages"))
-    whole, total = one.step_seconds, one.communication_seconds
+def _measured(one: Breakdown) -> dict[str, float | None]:
+    if not (whole := one.step_seconds):
+        return {}
+    total, overlapped = one.communication_seconds, one.overlapped_communication_seconds
     exposed = one.parts.exposed_communication_seconds
-    overlapped = one.overlapped_communication_seconds
     return {
         "communication_seconds": total,
         "exposed": None if exposed is None else exposed / whole,
         "hidden": overlapped / total if total and overlapped is not None else None,
         "stages": one.exposed_by_collective.get(SENDS, 0.0) / whole,
     }
-
-
-def _kernel_name(name: str) -> Markup:
-    return code(name) if len(name) <= 70 else opened(code(f"{name[:70]}…"), code(name))
 
 
 NOTABLE = 0.05  # of the step: below this, exposed communication and idle time are not singled out
@@ -304,17 +306,16 @@ def _first(found: RunAnatomy) -> Breakdown | None:
 
 def _marks(data: ReportData) -> Iterator[Markup]:
     """Yield which run waits longest in a part without computation, by time marks."""
-    rows: list[tuple[float, Any, str]] = []
-    for row, found in runs_with(data):
-        marked = found.marked
-        if marked is None:
-            continue
-        for name, words in (
-            ("pipeline", "waiting for another pipeline stage"),
-            ("gradients", "reducing gradients after the backward pass"),
-            ("data", "fetching data"),
-        ):
-            rows.append((marked.parts.get(name, 0.0) / marked.step_seconds, row["run_id"], words))
+    waits = {
+        "pipeline": "waiting for another pipeline stage",
+        "gradients": "reducing gradients after the backward pass",
+        "data": "fetching data",
+    }
+    rows = [
+        (marked.parts.get(name, 0.0) / marked.step_seconds, row["run_id"], words)
+        for row, marked in _marked(data)
+        for name, words in waits.items()
+    ]
     worst = max(rows, default=None, key=lambda item: item[0])
     if worst is None:
         return
@@ -337,7 +338,7 @@ def _missing(data: ReportData) -> Iterator[Markup]:
     without = [
         row["run_id"]
         for row in data.completed.iter_rows(named=True)
-        if not ((found := data.anatomies.get(row["run_id"])) and found.profiles)
+        if not ((found := data.anatomies.get(row["run_id"])) and _first(found))
     ]
     if without:
         has = count(len(without), "run with a throughput has", "runs with a throughput have")

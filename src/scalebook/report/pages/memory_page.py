@@ -11,6 +11,7 @@ import polars as pl
 
 from scalebook.facts.feasibility import SCOPE
 from scalebook.facts.feasibility.known import PARTS
+from scalebook.identity import alike
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, capacity
 from scalebook.report.base.markup import (
@@ -83,11 +84,6 @@ def unbeaten(runs: pl.DataFrame) -> list[str]:
         pl.col("before").is_null() | (pl.col("tokens_per_second_per_gpu") > pl.col("before"))
     )
     return better["run_id"].to_list()
-
-
-def _total(data: ReportData, row: Row) -> float | None:
-    found = data.predictions.get(row["run_id"])
-    return (found.parts or {}).get("total") if found else None
 
 
 def scatter(data: ReportData) -> Figure | None:
@@ -172,42 +168,32 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
         True: "ran out of memory, as predicted",
         None: "ran out of memory without a prediction",
     }
-    found: dict[bool | None, list[Row]] = {verdict: [] for verdict in verdicts}
+    found: dict[bool | None, list[Markup]] = {verdict: [] for verdict in verdicts}
     for row in broke.iter_rows(named=True):
-        predicted, room = _total(data, row), capacity(row["accelerator"])
-        if predicted is None or room is None:
-            found[None].append(row)
-        else:
-            found[predicted > room].append(row)
-    for verdict, rows in found.items():
-        if rows:
-            told = join((_run_out(data, row) for row in rows[:MOST_NAMED]), "; ")
-            more = f"; and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
-            words = "<strong>{}</strong> {}: {}{}."
-            yield Markup(words).format(count(len(rows), "run"), verdicts[verdict], told, more)
-
-
-def _run_out(data: ReportData, row: Row) -> Markup:
-    """Return a run that ran out of memory: what ran, what was predicted, what the device has."""
-    batch = f", micro batch {number(row['micro_batch_size'])}"
-    named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
-    predicted, room = _total(data, row), capacity(row["accelerator"])
-    told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
-    has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
-    return Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
+        one = data.predictions.get(row["run_id"])
+        predicted = (one.parts or {}).get("total") if one else None
+        room = capacity(row["accelerator"])
+        batch = f", micro batch {number(row['micro_batch_size'])}"
+        named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
+        told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
+        has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
+        said = Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
+        found[None if predicted is None or room is None else predicted > room].append(said)
+    for verdict, runs in found.items():
+        if runs:
+            more = f"; and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+            words, named = "<strong>{}</strong> {}: {}{}.", join(runs[:MOST_NAMED], "; ")
+            yield Markup(words).format(count(len(runs), "run"), verdicts[verdict], named, more)
 
 
 def _unknown(data: ReportData) -> Iterator[Markup]:
     """Yield the runs without a prediction or without a measured peak, with the reason."""
-    without: dict[str, list[str]] = {}
-    for run_id in data.runs["run_id"]:
-        found = data.predictions.get(run_id)
-        if found is not None and found.parts is None:
-            without.setdefault(found.reason or "no reason", []).append(run_id)
-    for reason, run_ids in without.items():
-        yield Markup("{} without a prediction ({}): {}.").format(
-            count(len(run_ids), "run"), reason, run_links(run_ids)
-        )
+    known = ((run_id, data.predictions.get(run_id)) for run_id in data.runs["run_id"])
+    without = [(one.reason or "no reason", i) for i, one in known if one and one.parts is None]
+    for same in alike(without, lambda pair: pair[0]):
+        ids = [run_id for _, run_id in same]
+        words = "{} without a prediction ({}): {}."
+        yield Markup(words).format(count(len(ids), "run"), same[0][0], run_links(ids))
     silent = data.completed.filter(pl.col("peak_memory_gib").is_null())
     if silent.height:
         yield Markup("{} recorded no memory: {}.").format(
@@ -236,11 +222,9 @@ def maps(data: ReportData) -> Iterator[tuple[Row, pl.DataFrame]]:
 
 def _places(cells: pl.DataFrame) -> pl.DataFrame:
     """Return one row a place of the map; several configurations may stand in one."""
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in cells.iter_rows(named=True):
-        found.setdefault((_row_name(row), row["micro_batch_size"]), []).append(row)
-    made = (_place(name, micro, same) for (name, micro), same in found.items())
-    return pl.DataFrame(list(made), infer_schema_length=None)
+    rows = cells.iter_rows(named=True)
+    places = alike(rows, lambda row: (_row_name(row), row["micro_batch_size"]))
+    return pl.DataFrame([_place(same) for same in places], infer_schema_length=None)
 
 
 def _row_name(cell: Row) -> str:
@@ -252,7 +236,7 @@ def _row_name(cell: Row) -> str:
     return f"{tensor} · {pipeline} · {'no' if mode == 'none' else mode} recomputation"
 
 
-def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
+def _place(same: list[Row]) -> dict[str, Any]:
     """Return what is known of a place: what a run shows goes before what follows from others."""
     ranked = {"inferred": 1, "predicted": 2}
     best = min(ranked.get(cell["evidence"], 0) for cell in same)
@@ -266,8 +250,8 @@ def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
     shared = f"{len(heard)} configurations share this cell"
     reason = titled(fullest["reason"] or "") if len(heard) == 1 else shared
     return {
-        "row": name,
-        "micro": str(micro),
+        "row": _row_name(same[0]),
+        "micro": str(same[0]["micro_batch_size"]),
         "verdict": verdict,
         "kind": KINDS[best],
         "shown": _shown(verdict, best, peak, needed),
@@ -294,10 +278,8 @@ def _shown(verdict: str, kind: int, peak: float | None, needed: float | None) ->
 def frontier(places: pl.DataFrame) -> pl.DataFrame:
     """Return row and micro batch of the first place of each row at which memory runs out."""
     out = places.filter(pl.col("verdict").is_in(["out of memory", "both"]))
-    first = out.sort(pl.col("micro").cast(pl.Int64)).unique(
-        "row", keep="first", maintain_order=True
-    )
-    return first.select("row", "micro")
+    ordered = out.sort(pl.col("micro").cast(pl.Int64)).select("row", "micro")
+    return ordered.unique("row", keep="first", maintain_order=True)
 
 
 def figures(data: ReportData) -> Figures | None:

@@ -26,7 +26,7 @@ from scalebook.report.base.naming import precision_title, titled
 from scalebook.report.base.quantities import count, number, percent
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import predicted_charts as charts
-from scalebook.report.charts.probe_charts import bus, over_time, products
+from scalebook.report.charts.predicted_charts import bus, over_time, products
 
 NONE = "No probe is among these runs. 'scalebook probe' adds one in a minute on a GPU node."
 NOTHING = "No probe of these runs measured this."
