@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from scalebook import __version__, scrub, settings
 from scalebook.errors import PublicationError, ReportError
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.report import cleaned
 from scalebook.report.base.frames import VERSIONS, ReportData, flat, records, versions
 from scalebook.report.base.naming import WORK
@@ -261,19 +261,16 @@ def _counted(texts: Iterable[str]) -> str:
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
-    host = environment.get("host")
-    cpu = cast("dict[str, Any]", host) if isinstance(host, dict) else {}
+    cpu = object_of(environment.get("host"))
     device = environment.get("accelerator") or "no accelerator named"
     amount = environment.get("accelerators_per_node")
-    parts = (
-        f"{amount} × {device} per node" if amount else str(device),
-        f"{environment['accelerator_memory_gib']} GiB each"
-        if environment.get("accelerator_memory_gib")
-        else "",
-        f"{cpu['cpu_model']}" if cpu.get("cpu_model") else "",
-        f"{cpu['memory_gib']} GiB of host memory" if cpu.get("memory_gib") else "",
+    told = (
+        (environment.get("accelerator_memory_gib"), "{} GiB each"),
+        (cpu.get("cpu_model"), "{}"),
+        (cpu.get("memory_gib"), "{} GiB of host memory"),
     )
-    return ", ".join(part for part in parts if part)
+    first = f"{amount} × {device} per node" if amount else str(device)
+    return ", ".join([first, *(words.format(value) for value, words in told if value)])
 
 
 def _results(found: Sequence[Configuration]) -> str:

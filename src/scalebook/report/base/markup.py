@@ -196,11 +196,9 @@ def number_runs(text: str, numbers: Mapping[str, int]) -> str:
     def called(match: re.Match[str]) -> str:
         opening, run_id, name = match.groups()
         number = numbers.get(run_id)
-        return (
-            match[0]
-            if number is None or name != short_id(run_id)
-            else f"{opening}run\N{NO-BREAK SPACE}{number}"
-        )
+        if number is None or name != short_id(run_id):
+            return match[0]
+        return f"{opening}run\N{NO-BREAK SPACE}{number}"
 
     return _LINK.sub(called, text)
 

@@ -12,22 +12,10 @@ from scalebook import identity
 from scalebook.identity import VERSIONS, alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.report.base import comparisons as bases
-from scalebook.report.base.comparisons import (
-    Pair,
-    grouped,
-    side_name,
-    sides,
-)
+from scalebook.report.base.comparisons import Pair, grouped, side_name, sides
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, Column, Row, ranged, table, text, verdict_column
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    join,
-    paragraphs,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link, run_links
 from scalebook.report.base.naming import changes_in_words as setting_in_words
 from scalebook.report.base.naming import (
     fact_words,

@@ -41,12 +41,7 @@ from scalebook.report.base.markup import (
     script_json,
     to_copy,
 )
-from scalebook.report.base.naming import (
-    model_title,
-    platform_title,
-    precision_title,
-    setting_words,
-)
+from scalebook.report.base.naming import model_title, platform_title, precision_title, setting_words
 from scalebook.report.base.quantities import NONE, count, number, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
@@ -98,13 +93,12 @@ def overview(data: ReportData, stated: Stated, budget: Sequence[Row] = ()) -> Ma
         ]
         items.append(Markup("Stated with the runs: {}.").format(join(given, "; ")))
     else:
-        items.append(
-            Markup(
-                "No price or power is stated with the runs, so cost, energy and carbon stay empty "
-                "until you type them below. A file <code>economics.toml</code> in the folder of "
-                "runs states them, and a budget of tokens, for every reader."
-            )
+        words = (
+            "No price or power is stated with the runs, so cost, energy and carbon stay empty "
+            "until you type them below. A file <code>economics.toml</code> in the folder of "
+            "runs states them, and a budget of tokens, for every reader."
         )
+        items.append(Markup(words))
     items = [*budget_sentence(budget), *items]
     sample = to_copy("economics.toml", SAMPLE)
     return bullets([*items, *energy_findings(data)]) + sample
@@ -253,9 +247,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "source": pair.source,
             **{"factor": factor.middle, "factor_low": factor.low, "factor_high": factor.high},
             "price": price,
-            "even": replace(price * factor, estimate=price.middle / verdict.ratio)
-            if price
-            else None,
+            "even": price and replace(price * factor, estimate=price.middle / verdict.ratio),
             "reason": None if price else f"no price of {platform_title(row['platform'])} is stated",
         }
 

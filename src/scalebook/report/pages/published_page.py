@@ -28,15 +28,7 @@ from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.catalog.types import TINY
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import (
-    MODEL,
-    PRECISION,
-    Column,
-    Row,
-    plain,
-    table,
-    text,
-)
+from scalebook.report.base.html_tables import MODEL, PRECISION, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
     Markup,
     bullets,

@@ -315,11 +315,9 @@ def _return(drill: DrillRecord) -> str:
     """Return in words when training continued, and from where."""
     if drill.next_step_seconds is None:
         return "Training did not continue."
-    start = (
-        "from its first step, without a checkpoint"
-        if drill.resumed_step is None
-        else f"from the checkpoint of step {drill.resumed_step}"
-    )
+    start = f"from the checkpoint of step {drill.resumed_step}"
+    if drill.resumed_step is None:
+        start = "from its first step, without a checkpoint"
     lost = count(drill.steps_lost or 0, "step")
     parts = [
         f"{duration(getattr(drill, name))} {words}"
@@ -327,11 +325,10 @@ def _return(drill: DrillRecord) -> str:
         if getattr(drill, name) is not None
     ]
     among = f" ({', '.join(parts)})" if parts else ""
-    regained = (
-        ""
-        if drill.regained_seconds is None
-        else f", and the lost work was regained after {duration(drill.regained_seconds)}"
-    )
+    if drill.regained_seconds is not None:
+        regained = f", and the lost work was regained after {duration(drill.regained_seconds)}"
+    else:
+        regained = ""
     return (
         f"A step was finished again {duration(drill.next_step_seconds)} after the kill{among}, "
         f"{start}; {lost} had to be repeated{regained}."

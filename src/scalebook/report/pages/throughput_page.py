@@ -19,14 +19,7 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.columns import words_of
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    by_cause,
-    paragraphs,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, by_cause, paragraphs, run_link, run_links
 from scalebook.report.base.naming import convention_title, sentence, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
