@@ -351,7 +351,7 @@ def _row_name(cell: Row) -> str:
     return f"{tensor} · {pipeline} · {'no' if mode == 'none' else mode} recomputation"
 
 
-def _place(same: list[Row]) -> dict[str, Any]:
+def _place(same: Sequence[Row]) -> dict[str, Any]:
     """Return what is known of a place: what a run shows goes before what follows from others."""
     ranked = {"inferred": 1, "predicted": 2}
     best = min(ranked.get(cell["evidence"], 0) for cell in same)
