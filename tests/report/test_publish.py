@@ -13,7 +13,7 @@ from simulated import config, write_run
 from scalebook.cli import main
 from scalebook.report import cleaned
 from scalebook.report.cleaned import clean_file, clean_text, clean_value, hosts_in
-from scalebook.report.submission import plain
+from scalebook.report.publish import plain
 from scalebook.store import read_record
 
 LOG = (

@@ -14,7 +14,6 @@ from test_report_findings import words
 
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData, load
-from scalebook.report.charts import memory_charts
 from scalebook.report.pages import memory_page
 
 BIG: dict[str, Any] = {
@@ -183,7 +182,7 @@ def test_a_run_that_another_beats_in_memory_and_rate_is_not_on_the_line() -> Non
         }
     )
     assert memory_page.unbeaten(runs) == ["least", "middle", "most"]
-    figure = memory_charts.speed_against_memory(runs, memory_page.unbeaten(runs))
+    figure = memory_page.speed_against_memory(runs, memory_page.unbeaten(runs))
     assert figure is not None
     assert "3 of them are the fastest for their memory, from 40.0\xa0GiB" in figure.description
-    assert memory_charts.speed_against_memory(runs[:2], ["least"]) is None
+    assert memory_page.speed_against_memory(runs[:2], ["least"]) is None

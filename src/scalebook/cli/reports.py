@@ -95,8 +95,7 @@ def publish_runs(options: argparse.Namespace) -> int:
     """Publish a folder of runs; exit code 1 where a secret or a failed page prevents it."""
     root = project.required_root()
     try:
-        from scalebook.report.publish import publish
-        from scalebook.report.submission import Sender
+        from scalebook.report.publish import Sender, publish
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
     sender = Sender(options.submitter, options.contact)

@@ -1,10 +1,12 @@
-"""What an engine supports, what it calls models and switches, and whether it is installed."""
+"""What engines support and call things, whether they are installed, and what their starts share."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError, unknown
+from scalebook.errors import ConfigError, LaunchError, ScalebookError, unknown
 from scalebook.facts import catalog
 
 # The module that torchrun starts for each engine.
@@ -168,3 +170,29 @@ def data_parallel(config: RunConfig) -> dict[str, bool]:
         "use_distributed_optimizer": config.data_parallel_sharding == "optimizer",
         **{name: value == "on" for name, value in overlaps.items() if value != "auto"},
     }
+
+
+def main_of(train: Callable[[RunConfig, Path], int]) -> int:
+    """Read the arguments of our trainer, check that the engine can do it, and train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True, help="RunConfig as JSON")
+    parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
+    options = parser.parse_args()
+    try:
+        config = RunConfig.read(options.config)
+        check(config)
+        lack = missing(config.engine)
+        if lack:
+            raise LaunchError(f"Engine {config.engine!r} cannot run here: {lack}")
+        return train(config, options.output.absolute())
+    except ScalebookError as error:
+        print(f"scalebook {Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        return 2
+
+
+def write_once(path: Path, text: str) -> Path:
+    """Write a file that every rank writes alike, so that none reads half of it; return its path."""
+    temporary = path.with_name(f".{path.name}.{os.environ.get('RANK', '0')}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path

@@ -16,7 +16,7 @@ from typing import Any
 
 from scalebook.config import RunConfig, recompute_options, split_sizes
 from scalebook.engines import mapping
-from scalebook.engines.start import main_of, write_once
+from scalebook.engines.mapping import main_of, write_once
 from scalebook.facts import catalog
 
 FILE = "primus.yaml"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, cast
 
 from scalebook import scrub, untrusted
+from scalebook.store import read_object
 
 HOST = "host"  # stands for every name of a host
 MOST_BYTES = 64 * untrusted.MIB  # of a known file, which is held as a whole
@@ -37,6 +38,7 @@ _LABELLED = re.compile(
 )
 _BRACKETED = re.compile(rf"(\[)({_NAME})(?=\]:\d)")  # torch: connect to [node17]:29500
 _NCCL = re.compile(rf"(?m)(^|[\s|])({_NAME})(?=:\d+:\d+ \[\d+\] )")  # node17:314:402 [0] NCCL INFO
+_HOSTS = (_LABELLED, _BRACKETED, _NCCL)
 _ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _NOT_HOSTS = frozenset({"localhost", "none", "null", "true", "false", HOST})
 _HASH = re.compile(r"[0-9a-f]{8,}")
@@ -60,16 +62,12 @@ def hosts_in(texts: Iterable[str]) -> frozenset[str]:
 
     A name without digit, dash or point is only replaced where it is labelled: it may be a word.
     """
-    found = {match[2] for text in texts for match in _labelled(text)}
+    each = (pattern.finditer(text) for text in texts for pattern in _HOSTS)
+    found = {match[2] for matches in each for match in matches}
     likely = {name for name in found if re.search(r"[\d.-]", name) and _is_host(name)}
     own = socket.gethostname()
     known = len(own) > 2 and _is_host(own)
     return frozenset(likely | ({own, own.partition(".")[0]} if known else set[str]()))
-
-
-def _labelled(text: str) -> Iterator[re.Match[str]]:
-    for pattern in (_LABELLED, _BRACKETED, _NCCL):
-        yield from pattern.finditer(text)
 
 
 def _is_host(name: str) -> bool:
@@ -78,7 +76,7 @@ def _is_host(name: str) -> bool:
 
 def clean_text(text: str, hosts: Iterable[str] = ()) -> str:
     """Return a text without names of hosts, home directories and the folders of absolute paths."""
-    for pattern in (_LABELLED, _BRACKETED, _NCCL):
+    for pattern in _HOSTS:
         text = pattern.sub(lambda m: f"{m[1]}{HOST}" if _is_host(m[2]) else m[0], text)
     for name in sorted(hosts, key=len, reverse=True):
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", HOST, text)
@@ -148,28 +146,17 @@ def _is_copied(path: Path) -> bool:
 
 
 def texts(directories: Iterable[Path]) -> Iterator[str]:
-    """Yield the text of each file that would be copied; telemetry holds numbers only."""
+    """Yield the text of each file that would be copied, and the command of a record as one line.
+
+    Telemetry holds numbers only.
+    """
     for directory in directories:
         for path in copied_files(directory)[0]:
             if path.name not in ("telemetry.jsonl", "steps.jsonl"):
-                yield from _strings(path.name, untrusted.read_text(path, MOST_BYTES))
-
-
-def _strings(name: str, text: str) -> Iterator[str]:
-    """Yield a file's text as it is, and the command of a record as one line."""
-    yield text
-    if name == "record.json":
-        command = _parsed(text).get("command")
-        if isinstance(command, list):
-            yield " ".join(map(str, cast("list[Any]", command)))
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+                yield untrusted.read_text(path, MOST_BYTES)
+            command = read_object(path).get("command") if path.name == "record.json" else None
+            if isinstance(command, list):
+                yield " ".join(map(str, cast("list[Any]", command)))
 
 
 def copy(directory: Path, target: Path, hosts: Iterable[str]) -> Copied:

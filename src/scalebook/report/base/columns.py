@@ -25,27 +25,6 @@ from scalebook.settings import SETTINGS, Setting
 
 DataFile = Literal["runs", "steps", "telemetry"]
 DATA_FILES: tuple[DataFile, ...] = get_args(DataFile)
-_WHAT: Mapping[DataFile, str] = {
-    "runs": "One row per run.",
-    "steps": "One row per step.",
-    "telemetry": (
-        f"One row per reading of a device, at most {MOST_READINGS:,} per run: of more, every "
-        "second, third, ... reading of each device is kept."
-    ),
-}
-_INTRODUCTION = """# The columns of the data files
-
-`scalebook report` writes `runs`, `steps` and `telemetry` to its folder `data/`: all three as
-Parquet, `runs` and `telemetry` as CSV too. `scalebook export RUNS --to csv:DIR` (or `parquet:DIR`)
-writes the same tables, and the Python API has them as `frame`, `steps` and `telemetry`.
-
-Times are timestamps in UTC in Parquet and ISO 8601 in CSV. A number that does not exist is null,
-never 0; a column that ends in `_reason` says why. Metrics of your own (`[metrics]` in
-`.scalebook.toml`) are further columns of `runs`.
-
-`scalebook columns` prints these tables, with `--csv` and `--json` for programs. This page is its
-output with `--markdown`.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +52,20 @@ def columns(file: DataFile, *, own: bool = True) -> tuple[DataColumn, ...]:
         "telemetry": TELEMETRY_SCHEMA,
     }
     return tuple(
-        DataColumn(file, name, _dtype(kind), *_words(file, name))
+        DataColumn(file, name, dtype, *_words(file, name))
         for name, kind in schemas[file].items()
+        for dtype in ["Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)]
     )
-
-
-def _dtype(kind: Type) -> str:
-    return "Datetime(us, UTC)" if kind == MOMENT else str(pl.Series(dtype=kind).dtype)
 
 
 def page() -> str:
     """Return the page of documentation as Markdown, without a user's own metrics."""
-    return "\n".join([_INTRODUCTION, *(line for file in DATA_FILES for line in _section(file))])
+    introduction = words_of("files")["introduction"]
+    return "\n".join([introduction, *(line for file in DATA_FILES for line in _section(file))])
 
 
 def _section(file: DataFile) -> Iterator[str]:
-    yield from (f"## {file}", "", _WHAT[file], "")
+    yield from (f"## {file}", "", words_of("files")[file].format(MOST_READINGS), "")
     yield from ("| column | type | unit | meaning | null when |", "|---|---|---|---|---|")
     for one in columns(file, own=False):
         cells = (f"`{one.name}`", one.dtype, one.unit, one.meaning, one.null or "never")
@@ -98,7 +75,7 @@ def _section(file: DataFile) -> Iterator[str]:
 
 @cache
 def words_of(table: str) -> Mapping[str, Any]:
-    """Return a table of columns.toml: ``runs``, ``steps``, ``telemetry`` or ``reasons``."""
+    """Return a table of columns.toml, such as ``runs``, ``reasons`` or ``studies``."""
     text = files("scalebook.report.base").joinpath("columns.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)[table]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from typing import Any, Literal
 
 from scalebook import identity
@@ -165,14 +166,11 @@ def _versions(row: Row) -> str | None:
     return ", ".join(words) or None
 
 
-def _by_setting(name: str, shown: Callable[[str], str | None]) -> Division:
-    return Division(name, f"{name}s", lambda row: row[name], name, shown)
-
-
 PLATFORMS = Division("platform", "platforms", side_name, "platform", platform_title)
 DIVISIONS = (
     PLATFORMS,
-    *(_by_setting("model", model_title), _by_setting("precision", precision_title)),
+    Division("model", "models", itemgetter("model"), "model", model_title),
+    Division("precision", "precisions", itemgetter("precision"), "precision", precision_title),
     Division("versions", "versions of the software", _versions),
     Division(
         "plan",
@@ -180,7 +178,7 @@ DIVISIONS = (
         lambda row: text_of(row["record"].schedule.get("plan")) or None,
         shown="plan {}".format,
     ),
-    Division("folder", "folders of runs", lambda row: row["folder"]),
+    Division("folder", "folders of runs", itemgetter("folder")),
 )
 
 
@@ -196,10 +194,9 @@ class Sided:
 
 def divided(rows: Sequence[Row], by: Division) -> list[Sided]:
     """Return the sides of runs, in the order of their first run."""
-    sides_of = grouped(rows, by.side).items()
     return [
         Sided(by.shown(name) or name, own, grouped(own, by.matched), grouped(own, by.work))
-        for name, own in sides_of
+        for name, own in grouped(rows, by.side).items()
     ]
 
 
@@ -225,12 +222,12 @@ def ratio(verdict: Verdict) -> str:
 
 def equal_work(pairs: Sequence[Pair]) -> Markup | None:
     """Return how two platforms compare at equal work; None where no pair has intervals."""
-    known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
+    known = [(pair, found) for pair in pairs if (found := pair.verdict) is not None]
     if not known:
         return None
-    reached = [max(row["rate"] for row in pair.rows) for pair, _ in known]
-    at = max(range(len(known)), key=lambda i: (known[i][0].kind == MATCHED, reached[i]))
-    pair, verdict = known[at]
+    pair, verdict = max(
+        known, key=lambda one: (one[0].kind == MATCHED, max(row["rate"] for row in one[0].rows))
+    )
     row, names = pair.a.row, (pair.name_a, pair.name_b)
     if verdict.ratio < 1:
         names, verdict = names[::-1], verdict.turned

@@ -56,11 +56,6 @@ def _column_type(annotation: str) -> Type:
     return _TYPES.get(annotation.partition(" ")[0], pl.String)
 
 
-def _setting_type(name: str) -> Type:
-    kind = RunConfig.model_fields[name].annotation
-    return _TYPES.get(kind.__name__, pl.String) if isinstance(kind, type) else pl.String
-
-
 def for_charts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return rows as charts show them: with makers' names."""
     named = [name for name in TITLES if frame.schema.get(name) == pl.String]
@@ -99,7 +94,12 @@ SCHEMA: dict[str, Type] = {
         if one.name != "registered"
     },
     **_registered(registered.BUILT_IN),
-    **{name: _setting_type(name) for name in RUN_SETTINGS},
+    **{
+        name: _TYPES.get(
+            getattr(RunConfig.model_fields[name].annotation, "__name__", ""), pl.String
+        )
+        for name in RUN_SETTINGS
+    },
     **dict.fromkeys(("started_at", "finished_at"), MOMENT),
     **dict.fromkeys((*_NAMES, *VERSIONS), pl.String),
     **dict.fromkeys(("recorded_steps", "exit_code"), pl.Int64),
@@ -268,8 +268,7 @@ class ReportData:
     @property
     def measured_steps(self) -> pl.DataFrame:
         """The steps that count, start-up, warm-up and profiled ones left out, without lists."""
-        plain = self.steps.select(pl.exclude(pl.List))
-        return plain.filter(pl.col("phase") == "measured")
+        return self.steps.select(pl.exclude(pl.List)).filter(pl.col("phase") == "measured")
 
     @property
     def unfinished(self) -> pl.DataFrame:
@@ -279,9 +278,8 @@ class ReportData:
     @property
     def failed(self) -> pl.DataFrame:
         """The runs that did not complete, and those that failed after their last step."""
-        return self.runs.filter(
-            ~pl.col("status").is_in(("completed", "void")) | pl.col("cause").is_not_null()
-        )
+        done = pl.col("status").is_in(("completed", "void"))
+        return self.runs.filter(~done | pl.col("cause").is_not_null())
 
 
 # The data of the build that is going on: all its pages are of one moment.

@@ -84,19 +84,18 @@ def bullets(
     # one item more takes no more room than the line that would hide it
     shown = len(items) if len(items) <= MOST_OPEN + 1 else MOST_OPEN
     first, others = items[:shown], items[shown:]
-    rest = folded(f"{len(others)} more", part("bullets", others, style)) if others else Markup("")
+    hidden = part("bullets", others, style)
+    rest = opened(f"{len(others)} more", hidden, "sb-more") if others else Markup("")
     return part("bullets", first, style) + rest
 
 
-def folded(summary: Markup | str, body: Markup) -> Markup:
-    """Return a part of a page that opens on demand; charts in it are drawn when it does."""
-    template = '<details class="sb-more"><summary>{}</summary>{}</details>'
-    return Markup(template).format(summary, body)
+def opened(summary: Markup | str, body: Markup | str, style: str = "") -> Markup:
+    """Return a part of a cell, or with a ``style`` of a page, that opens on demand.
 
-
-def opened(summary: Markup | str, body: Markup | str) -> Markup:
-    """Return a part of a cell that opens on demand."""
-    return Markup("<details><summary>{}</summary>{}</details>").format(summary, body)
+    Charts in one of style "sb-more" are drawn when it does.
+    """
+    kind = Markup(' class="{}"').format(style) if style else ""
+    return Markup("<details{}><summary>{}</summary>{}</details>").format(kind, summary, body)
 
 
 def code(text: object) -> Markup:
@@ -114,10 +113,9 @@ def paragraphs(*sentences: Markup | str, style: str = "") -> Markup:
     return Markup("").join(parts)
 
 
-def to_copy(summary: str, text: str) -> Markup:
-    """Return a text to copy, such as a sample file, folded under a line that says what it is."""
-    template = '<details class="sb-sample"><summary>{}</summary><pre>{}</pre></details>'
-    return Markup(template).format(summary, text)
+def to_copy(name: str, text: str) -> Markup:
+    """Return a sample file, folded under its name."""
+    return opened(f"A file to copy: {name}", Markup("<pre>{}</pre>").format(text), "sb-sample")
 
 
 def callout(title: str, sentences: Iterable[Markup | str]) -> Markup:
@@ -162,8 +160,8 @@ def run_links(run_ids: Iterable[str]) -> Markup:
     if len(names) <= MOST_LINKED + 1:
         return join(names)
     rest = join(names[MOST_LINKED:]) + (f" and {more:,} more" if more > 0 else "")
-    template = '{}, <details class="sb-runs"><summary>{:,} more</summary> {}</details>'
-    return Markup(template).format(join(names[:MOST_LINKED]), len(every) - MOST_LINKED, rest)
+    hidden = opened(f"{len(every) - MOST_LINKED:,} more", " " + rest, "sb-runs")
+    return join([join(names[:MOST_LINKED]), hidden])
 
 
 # A number with the word that it counts: "1 step" and "2 steps" are one.
@@ -198,11 +196,9 @@ def number_runs(text: str, numbers: Mapping[str, int]) -> str:
     def called(match: re.Match[str]) -> str:
         opening, run_id, name = match.groups()
         number = numbers.get(run_id)
-        return (
-            match[0]
-            if number is None or name != short_id(run_id)
-            else f"{opening}run\N{NO-BREAK SPACE}{number}"
-        )
+        if number is None or name != short_id(run_id):
+            return match[0]
+        return f"{opening}run\N{NO-BREAK SPACE}{number}"
 
     return _LINK.sub(called, text)
 

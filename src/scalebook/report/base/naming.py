@@ -23,7 +23,7 @@ from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.load import Signature, signature
 from scalebook.record import RunRecord
-from scalebook.report.base.markup import Markup, join, short_id
+from scalebook.report.base.markup import Markup, code, join, short_id
 from scalebook.settings import SETTINGS, named
 
 Row = Mapping[str, Any]
@@ -34,15 +34,9 @@ _SPLIT = (
 )
 
 
-def unit_name(platform: str | None) -> str:
-    """Return what a rank of a platform is: a process on ``cpu``, else a GPU."""
-    return "process" if platform == "cpu" else "GPU"
-
-
 def units(platform: str | None) -> tuple[str, str]:
-    """Return one and many of the unit."""
-    unit = unit_name(platform)
-    return unit, "processes" if unit == "process" else "GPUs"
+    """Return one and many of what a rank of a platform is: a process on ``cpu``, else a GPU."""
+    return ("process", "processes") if platform == "cpu" else ("GPU", "GPUs")
 
 
 def split_name(row: Row) -> str:
@@ -235,8 +229,7 @@ def _in_words(found: re.Match[str]) -> str:
 
 def typed(text: str) -> Markup:
     """Return an advice in which what a reader is to type stands as code."""
-    code = Markup("<code>{}</code>")
-    return join((code.format(part) if i % 2 else part for i, part in enumerate(parted(text))), "")
+    return join((code(part) if i % 2 else part for i, part in enumerate(parted(text))), "")
 
 
 def parted(text: str) -> list[str]:
@@ -334,17 +327,13 @@ def apart(names: Sequence[Sequence[str]]) -> list[int]:
 def setting_words(name: str) -> str:
     """Return a setting as readers call it: ``CUDA graph``."""
     row = SETTINGS.get(name)
-    return (
-        row.words if row else VERSION_WORDS.get(name) or _UNITS.sub(_unit, name.replace("_", " "))
-    )
+    if row or name in VERSION_WORDS:
+        return row.words if row else VERSION_WORDS[name]
+    return _UNITS.sub(lambda f: _UNIT_WORDS.get(f[0], f[0].upper()), name.replace("_", " "))
 
 
 _UNITS = re.compile(r"\b(?:tflops per second|flops|gpus?|cpu|[mh]fu|[gt]b|kwh|pue)\b")
 _UNIT_WORDS = {"tflops per second": "TFLOP/s", "flops": "FLOPs", "gpus": "GPUs", "kwh": "kWh"}
-
-
-def _unit(found: re.Match[str]) -> str:
-    return _UNIT_WORDS.get(found[0], found[0].upper())
 
 
 def fact_words(name: str) -> str:
@@ -435,8 +424,9 @@ def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[
     found = [_label(heads[_group(run.row)], run) for run in runs]
     seen = Counter(label for _, label, _ in found)
     return [
-        pair if seen[pair[1]] == 1 else _with_id(pair, run.row["run_id"])
-        for pair, run in zip(found, runs, strict=True)
+        (name + more, label + more, own)
+        for (name, label, own), run in zip(found, runs, strict=True)
+        for more in ["" if seen[label] == 1 else f" · {short_id(run.row['run_id'])}"]
     ]
 
 
@@ -493,11 +483,6 @@ def _label(head: Sequence[str], run: _Named) -> tuple[str, str, str]:
     number = [run.number] if run.number else []
     name = " · ".join([run.name, *number])
     return name + mark, " · ".join([*head, name]) + mark, run.name + mark
-
-
-def _with_id(texts: tuple[str, str, str], run_id: str) -> tuple[str, str, str]:
-    name, label = (f"{text} · {short_id(run_id)}" for text in texts[:2])
-    return name, label, texts[2]
 
 
 def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:

@@ -10,7 +10,15 @@ import polars as pl
 
 from scalebook.measure.scaling import ScalingPoint, scaling_kind
 from scalebook.report.base.frames import SCHEMA, ReportData
-from scalebook.report.base.markup import Markup, bullets, folded, join, paragraphs, run_link
+from scalebook.report.base.markup import (
+    Markup,
+    bullets,
+    folded,
+    join,
+    opened,
+    paragraphs,
+    run_link,
+)
 from scalebook.report.base.naming import Row, series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
@@ -159,4 +167,4 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:
     )
     many = count(len(lonely), "group has", "groups have")
     said = paragraphs(words.format(many), *unknown, style="note")
-    return said + folded("These groups", join(lonely, "; "))
+    return said + opened("These groups", join(lonely, "; "), "sb-more")

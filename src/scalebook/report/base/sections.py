@@ -7,13 +7,7 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    join,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, join, run_link, run_links
 from scalebook.report.base.naming import (
     WORK,
     Row,
@@ -97,11 +91,9 @@ def loss_agreement(runs: pl.DataFrame) -> Iterator[Markup]:
             continue
         words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
         apart = (high - low) / low
-        ends = (
-            f"{number(low, 5)}, equal to {apart:.1e} of it"
-            if apart < SAME_LOSS
-            else f"{number(low, 5)} to {number(high, 5)}, {percent(apart)} apart"
-        )
+        ends = f"{number(low, 5)} to {number(high, 5)}, {percent(apart)} apart"
+        if apart < SAME_LOSS:
+            ends = f"{number(low, 5)}, equal to {apart:.1e} of it"
         length = count(int(str(steps)), "step")
         yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)
 

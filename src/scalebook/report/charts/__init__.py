@@ -4,9 +4,7 @@ from scalebook import light_jsonschema as light_jsonschema  # before altair
 from scalebook.report.charts.figure import Figure, Figures
 from scalebook.report.charts.rate_charts import throughput, utilisation
 from scalebook.report.charts.scaling_charts import by_size
-from scalebook.report.charts.step_charts import anatomy, steadiness
+from scalebook.report.charts.step_charts import steadiness
 from scalebook.report.charts.theme import configs
 
-__all__ = [
-    "Figure", "Figures", "anatomy", "by_size", "configs", "steadiness", "throughput", "utilisation",
-]  # fmt: skip
+__all__ = ["Figure", "Figures", "by_size", "configs", "steadiness", "throughput", "utilisation"]

@@ -77,27 +77,6 @@ def _round(low: float, high: float) -> list[float]:
     return numbers[first : last + 1]
 
 
-def _linear(low: float, top: float, ticks: int) -> tuple[_Place, list[float], str]:
-    """Return where values lie on a linear axis, its ticks, and what is said of its kind."""
-
-    def place(value: float) -> float:
-        # a quarter of the track stays free for the text of the highest mark
-        return max(0.0, min(100.0, 76 * (value - low) / (top - low)))
-
-    return place, [low + (top - low) * tick / ticks for tick in range(ticks + 1)], ""
-
-
-def _logarithmic(low: float, high: float) -> tuple[_Place, list[float], str]:
-    """Return the same of a logarithmic axis that begins and ends at round numbers."""
-    steps = _round(low, high)
-    span = log(steps[-1] / steps[0])
-
-    def place(value: float) -> float:
-        return max(0.0, min(100.0, 76 * log(value / steps[0]) / span)) if value > 0 else 0.0
-
-    return place, steps, " (log)"
-
-
 def dots(
     groups: Iterable[Group],
     unit: str,
@@ -116,10 +95,17 @@ def dots(
     ends += [at for _, _, lines in given for at in lines.values()]
     least = min((mark.low or mark.value for _, marks, _ in given for mark in marks), default=0.0)
     top = high if high is not None else rounded_up(max(ends, default=1.0))
-    if high is None and low == 0 < least and max(ends) >= _WIDE * least:
-        place, steps, kind = _logarithmic(least, max(ends))
-    else:
-        place, steps, kind = _linear(low, top, ticks)
+    logarithmic = high is None and low == 0 < least and max(ends) >= _WIDE * least
+    linear = [low + (top - low) * tick / ticks for tick in range(ticks + 1)]
+    steps, kind = (_round(least, max(ends)), " (log)") if logarithmic else (linear, "")
+
+    def place(value: float) -> float:
+        size, span = value - low, top - low
+        if logarithmic:
+            size, span = log(value / steps[0]) if value > 0 else 0.0, log(steps[-1] / steps[0])
+        # a quarter of the track stays free for the text of the highest mark
+        return max(0.0, min(100.0, 76 * size / span))
+
     numbers = ((place(at), f"{at:,.4g}" if top < 1000 else f"{at:,.0f}") for at in steps)
     return part("dots", [_group(group, place) for group in given], unit + kind, [*numbers])
 

@@ -13,7 +13,7 @@ import polars as pl
 from altair.utils import schemapi
 
 from scalebook.report.base.frames import for_charts
-from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
+from scalebook.report.base.markup import Markup, join, opened, raw_block, script_json
 from scalebook.report.base.naming import platform_title
 from scalebook.report.charts.theme import FAINT, GREY, config
 
@@ -298,7 +298,7 @@ class Figures:
             rest = [name for name, _ in self.parts[shown:]]
             names = join([*rest[:MOST_NAMED], *(["…"] if rest[MOST_NAMED:] else [])])
             title = Markup("{} more charts: {}").format(len(headed) - shown, names)
-            headed[shown:] = [folded(title, Markup("\n").join(headed[shown:]))]
+            headed[shown:] = [opened(title, Markup("\n").join(headed[shown:]), "sb-more")]
         return raw_block("\n".join(headed))
 
     def vega(self) -> dict[str, Any]:
@@ -346,7 +346,11 @@ def _rare(data: pl.DataFrame) -> list[str]:
 def _extremes(data: pl.DataFrame) -> set[str]:
     """Return the runs at either end of a quantity in one kind of runs."""
     quantities = [name for name, kind in data.schema.items() if kind.is_float()]
-    kinds = [name for name, kind in data.schema.items() if _names_kinds(data, name, kind)]
+    kinds = [
+        name
+        for name, kind in data.schema.items()
+        if (kind == pl.String or kind.is_integer()) and 1 < data[name].n_unique() <= FEW
+    ]
     together = data.select(pl.struct(kinds).n_unique()).item() if kinds else 1
     groups = [kinds] if together <= MOST_KINDS else [[name] for name in kinds]
     found: set[str] = set()
@@ -357,7 +361,3 @@ def _extremes(data: pl.DataFrame) -> set[str]:
             ends = (parts.head(1), parts.tail(1))
             found.update(run for end in ends for run in end["run_id"].drop_nulls())
     return found
-
-
-def _names_kinds(data: pl.DataFrame, name: str, kind: pl.DataType) -> bool:
-    return (kind == pl.String or kind.is_integer()) and 1 < data[name].n_unique() <= FEW

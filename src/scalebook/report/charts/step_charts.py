@@ -1,27 +1,22 @@
-"""Charts of steps: each curve, where it is steady or broke off, and what a step's time went to."""
+"""Charts of steps: each curve, where it is steady or broke off; and a bar per run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.quantities import count, number, percent, quantity
+from scalebook.report.base.quantities import count, number, quantity
 from scalebook.report.charts.figure import (
     FROM_ZERO,
     PALER,
-    SHARES,
     TICKS,
     Figure,
-    Figures,
-    by_platform,
     drawn,
     first,
     names,
     rows,
-    stacked,
     tooltips,
 )
 from scalebook.report.charts.theme import GREY
@@ -181,46 +176,3 @@ def _describe_lines(known: pl.DataFrame, title: str, window: tuple[int, int] | N
         f"{title} by optimizer step of {count(ends.len(), 'run')}, ending between {number(low)} "
         f"and {number(high)}; {broke} did not complete.{shaded}"
     )
-
-
-# One colour a part in every chart, whichever parts it shows: the order is that of the theme's hues.
-PARTS = (
-    "forward", "exposed communication", "backward", "optimizer", "data",
-    "waiting for a stage", "idle", "gradients", "forward and backward", "outside",
-)  # fmt: skip
-# The order of the parts in a bar and in the legend.
-ORDER = (
-    "forward", "backward", "forward and backward", "gradients", "optimizer",
-    "exposed communication", "waiting for a stage", "data", "idle", "outside",
-)  # fmt: skip
-KINDS = (
-    "matrix products", "communication", "attention", "norm", "element-wise", "optimizer", "other",
-    "copy",
-)  # fmt: skip
-
-
-def anatomy(
-    bars: Sequence[Mapping[str, Any]], domain: tuple[str, ...], axis: str
-) -> Figures | None:
-    """Return stacked bars, one chart per platform; None where there is no bar.
-
-    One row per part: run_id, label (the run, and the rank where there are several), platform,
-    source, part, seconds, share, and its place in the bar; ``axis`` names what a share is of.
-    """
-    return Figures.of((name, _parts(one, domain, axis)) for name, one in by_platform(bars))
-
-
-def _parts(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure:
-    labels, shown, cut = first(bars.drop("platform"), what="bars")
-    x = alt.X(
-        "share:Q", title=axis, stack="zero", axis=SHARES,
-        scale=alt.Scale(domain=[0, 1], clamp=True),  # a sum of shares may round above 1
-    )  # fmt: skip
-    numbers = (("seconds", "seconds per step", ".4~g"), ("share", "share", ".1%"))
-    tips = tooltips("run_id", "label", "source", "part", *numbers)
-    largest = shown.sort("share", descending=True).row(0, named=True)
-    words = (
-        f"{count(len(labels), 'bar')}; the largest part of all is {largest['part']} of "
-        f"{largest['label']}, {percent(largest['share'])}."
-    )
-    return drawn(stacked(shown, labels, x, domain, tips), words, 30 * len(labels) + 10, cut)

@@ -6,49 +6,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.anatomy.kinds import COLLECTIVES, SENDS
-from scalebook.measure.metrics.step_anatomy import RunAnatomy
-from scalebook.report import charts
+from scalebook.measure.metrics.step_anatomy import MarkedSteps, RunAnatomy
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import (
-    RAN,
-    RUN,
-    Column,
-    Row,
-    plain,
-    share,
-    table,
-    text,
-    time,
-)
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    code,
-    join,
-    opened,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, share, table, text, time
+from scalebook.report.base.markup import Markup, bullets, code, join, opened, run_link, run_links
 from scalebook.report.base.quantities import count, duration, percent
-from scalebook.report.charts.step_charts import KINDS, ORDER, PARTS
+from scalebook.report.charts.figure import (
+    SHARES,
+    Figure,
+    Figures,
+    by_platform,
+    drawn,
+    first,
+    stacked,
+    tooltips,
+)
 
 MOST_KERNELS = 10  # of a profile, in the table
 
-_PROFILE_PARTS = {
-    "forward": "forward_seconds", "backward": "backward_seconds", "optimizer": "optimizer_seconds",
-    "exposed communication": "exposed_communication_seconds", "data": "data_seconds",
-    "idle": "idle_seconds",
-}  # fmt: skip
+# One colour a part in every chart, whichever parts it shows: the order is that of the theme's hues.
+PARTS = (
+    "forward", "exposed communication", "backward", "optimizer", "data",
+    "waiting for a stage", "idle", "gradients", "forward and backward", "outside",
+)  # fmt: skip
+# The order of the parts in a bar and in the legend.
+ORDER = (
+    "forward", "backward", "forward and backward", "gradients", "optimizer",
+    "exposed communication", "waiting for a stage", "data", "idle", "outside",
+)  # fmt: skip
+KINDS = (
+    "matrix products", "communication", "attention", "norm", "element-wise", "optimizer", "other",
+    "copy",
+)  # fmt: skip
+_PROFILED = {
+    name: f"{name.replace(' ', '_')}_seconds"
+    for name in ("forward", "backward", "optimizer", "exposed communication", "data", "idle")
+}
 KIND_WORDS = {"gemm": "matrix products", "elementwise": "element-wise"}
 _MARK_NAMES = {
-    "forward": "forward", "backward": "backward", "gradients": "gradients",
-    "optimizer": "optimizer", "pipeline": "waiting for a stage", "data": "data",
-    "schedule": "forward and backward", "outside": "outside",
-}  # fmt: skip
+    **{name: name for name in ("forward", "backward", "gradients", "optimizer", "data", "outside")},
+    **{"pipeline": "waiting for a stage", "schedule": "forward and backward"},
+}
 
 
 def runs_with(data: ReportData, *, marks: bool = True) -> Iterator[tuple[Row, RunAnatomy]]:
@@ -78,7 +81,7 @@ def _parts(
 
 def profiled_seconds(one: Breakdown) -> dict[str, float]:
     """Return the parts of a profiled step by their names on the page."""
-    seconds, names = _seconds(one), {"forward and backward": "schedule_seconds", **_PROFILE_PARTS}
+    seconds, names = _seconds(one), {"forward and backward": "schedule_seconds", **_PROFILED}
     return {name: seconds[key] or 0.0 for name, key in names.items()}
 
 
@@ -91,28 +94,31 @@ def _seconds(one: Breakdown) -> dict[str, float | None]:
     return {"schedule_seconds": None} | parts
 
 
-def profile_bars(data: ReportData) -> charts.Figures | None:
+def profile_bars(data: ReportData) -> Figures | None:
     """Return the profiled steps as bars, one bar per profiled rank."""
     rows = [
         part
         for row, one, label in profiles(data)
         for part in _parts(row, label, profiled_seconds(one), one.step_seconds or 1.0)
     ]
-    return charts.anatomy(rows, PARTS, "share of the profiled step")
+    return _stacked(rows, PARTS, "the profiled step")
 
 
-def mark_bars(data: ReportData) -> charts.Figures | None:
+def mark_bars(data: ReportData) -> Figures | None:
     """Return the measured steps by their time marks as bars, one bar per run."""
     rows: list[dict[str, Any]] = []
-    for row, found in runs_with(data):
-        marked = found.marked
-        if marked is not None:
-            named = {shown: marked.parts.get(name, 0.0) for name, shown in _MARK_NAMES.items()}
-            rows += _parts(row, row["label"], named, marked.step_seconds)
-    return charts.anatomy(rows, PARTS, "share of the measured step")
+    for row, marked in _marked(data):
+        named = {shown: marked.parts.get(name, 0.0) for name, shown in _MARK_NAMES.items()}
+        rows += _parts(row, row["label"], named, marked.step_seconds)
+    return _stacked(rows, PARTS, "the measured step")
 
 
-def kind_bars(data: ReportData) -> charts.Figures | None:
+def _marked(data: ReportData) -> Iterator[tuple[Row, MarkedSteps]]:
+    every = ((row, found.marked) for row, found in runs_with(data))
+    yield from ((row, marked) for row, marked in every if marked is not None)
+
+
+def kind_bars(data: ReportData) -> Figures | None:
     """Return what the kernels of the profiled steps did, as shares of all kernels' time."""
     rows: list[dict[str, Any]] = []
     for row, one, label in profiles(data):
@@ -120,7 +126,28 @@ def kind_bars(data: ReportData) -> charts.Figures | None:
         if total > 0:
             named = {KIND_WORDS.get(kind, kind): seconds for kind, seconds in one.kinds.items()}
             rows += _parts(row, label, named, total, KINDS)
-    return charts.anatomy(rows, KINDS, "share of the time of all kernels")
+    return _stacked(rows, KINDS, "the time of all kernels")
+
+
+def _stacked(bars: Sequence[Row], domain: tuple[str, ...], whole: str) -> Figures | None:
+    """Return bars of parts, one chart per platform; None for no bar. A share is of ``whole``."""
+
+    def chart(rows: pl.DataFrame) -> Figure:
+        labels, shown, cut = first(rows.drop("platform"), what="bars")
+        x = alt.X(
+            "share:Q", title=f"share of {whole}", stack="zero", axis=SHARES,
+            scale=alt.Scale(domain=[0, 1], clamp=True),  # a sum of shares may round above 1
+        )  # fmt: skip
+        numbers = (("seconds", "seconds per step", ".4~g"), ("share", "share", ".1%"))
+        tips = tooltips("run_id", "label", "source", "part", *numbers)
+        largest = shown.sort("share", descending=True).row(0, named=True)
+        words = (
+            f"{count(len(labels), 'bar')}; the largest part of all is {largest['part']} of "
+            f"{largest['label']}, {percent(largest['share'])}."
+        )
+        return drawn(stacked(shown, labels, x, domain, tips), words, 30 * len(labels) + 10, cut)
+
+    return Figures.of((name, chart(rows)) for name, rows in by_platform(bars))
 
 
 def parts_table(data: ReportData) -> Markup:
@@ -135,7 +162,7 @@ def parts_table(data: ReportData) -> Markup:
         time("step_seconds", "Step"),
         *([time("schedule_seconds", "Forward and backward", "in one replayed graph")]
           if any(row["schedule_seconds"] for row in rows) else []),
-        *(time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
+        *(time(key, name.capitalize()) for name, key in _PROFILED.items()),
         time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
         plain("kernels_per_step", "Kernels"),
     )  # fmt: skip
@@ -152,9 +179,13 @@ def kernels_table(data: ReportData) -> Markup:
         for share in [kernel.seconds / (one.step_seconds or 1.0)]
     ]  # fmt: skip
     alone = "all its calls in one step together, even if others run at the same time"
+
+    def named(name: str) -> Markup:
+        return code(name) if len(name) <= 70 else opened(code(f"{name[:70]}…"), code(name))
+
     columns = (
         *(RUN, RAN, plain("rank", "Rank"), text("kind", "Kind")),
-        text("kernel", "Kernel", show=_kernel_name, wide=True),
+        text("kernel", "Kernel", show=named, wide=True),
         *(time("seconds", "Per step", alone), share("of_step", "Of the step")),
         Column("calls", "Calls", lambda row: f"{row['calls']:,g}", hint="in one step"),
     )
@@ -192,32 +223,27 @@ def _communication_rows(data: ReportData) -> Iterator[dict[str, Any]]:
         found = data.anatomies.get(row["run_id"])
         if found is None or (row["world_size"] or 1) == 1:
             continue
-        one = found.profiles[0] if found.profiles else None
+        one = _first(found)
         if one is None and (found.theory is None or row["tokens_per_second"] is None):
             continue
         sent = found.theory
         sizes = {name: getattr(sent, name) if sent else None for name in _VOLUMES}  # bytes
         volumes = {name: None if size is None else size / 1e9 for name, size in sizes.items()}
         bubble = sent.bubble if sent else None
-        yield {**row, **volumes, "bubble": bubble, **_measured(one)}
+        yield {**row, **volumes, "bubble": bubble, **(_measured(one) if one else {})}
 
 
-def _measured(one: Breakdown | None) -> dict[str, float | None]:
-    if one is None or not one.step_seconds:
-        return dict.fromkeys(("communication_seconds", "exposed", "hidden", "stages"))
-    whole, total = one.step_seconds, one.communication_seconds
+def _measured(one: Breakdown) -> dict[str, float | None]:
+    if not (whole := one.step_seconds):
+        return {}
+    total, overlapped = one.communication_seconds, one.overlapped_communication_seconds
     exposed = one.parts.exposed_communication_seconds
-    overlapped = one.overlapped_communication_seconds
     return {
         "communication_seconds": total,
         "exposed": None if exposed is None else exposed / whole,
         "hidden": overlapped / total if total and overlapped is not None else None,
         "stages": one.exposed_by_collective.get(SENDS, 0.0) / whole,
     }
-
-
-def _kernel_name(name: str) -> Markup:
-    return code(name) if len(name) <= 70 else opened(code(f"{name[:70]}…"), code(name))
 
 
 NOTABLE = 0.05  # of the step: below this, exposed communication and idle time are not singled out
@@ -304,17 +330,16 @@ def _first(found: RunAnatomy) -> Breakdown | None:
 
 def _marks(data: ReportData) -> Iterator[Markup]:
     """Yield which run waits longest in a part without computation, by time marks."""
-    rows: list[tuple[float, Any, str]] = []
-    for row, found in runs_with(data):
-        marked = found.marked
-        if marked is None:
-            continue
-        for name, words in (
-            ("pipeline", "waiting for another pipeline stage"),
-            ("gradients", "reducing gradients after the backward pass"),
-            ("data", "fetching data"),
-        ):
-            rows.append((marked.parts.get(name, 0.0) / marked.step_seconds, row["run_id"], words))
+    waits = {
+        "pipeline": "waiting for another pipeline stage",
+        "gradients": "reducing gradients after the backward pass",
+        "data": "fetching data",
+    }
+    rows = [
+        (marked.parts.get(name, 0.0) / marked.step_seconds, row["run_id"], words)
+        for row, marked in _marked(data)
+        for name, words in waits.items()
+    ]
     worst = max(rows, default=None, key=lambda item: item[0])
     if worst is None:
         return
@@ -337,7 +362,7 @@ def _missing(data: ReportData) -> Iterator[Markup]:
     without = [
         row["run_id"]
         for row in data.completed.iter_rows(named=True)
-        if not ((found := data.anatomies.get(row["run_id"])) and found.profiles)
+        if not ((found := data.anatomies.get(row["run_id"])) and _first(found))
     ]
     if without:
         has = count(len(without), "run with a throughput has", "runs with a throughput have")

@@ -12,22 +12,10 @@ from scalebook import identity
 from scalebook.identity import VERSIONS, alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.report.base import comparisons as bases
-from scalebook.report.base.comparisons import (
-    Pair,
-    grouped,
-    side_name,
-    sides,
-)
+from scalebook.report.base.comparisons import Pair, grouped, side_name, sides
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, Column, Row, ranged, table, text, verdict_column
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    join,
-    paragraphs,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link, run_links
 from scalebook.report.base.naming import changes_in_words as setting_in_words
 from scalebook.report.base.naming import (
     fact_words,
@@ -48,8 +36,8 @@ from scalebook.report.base.versus import (
     estimate_of,
     verdict_on,
 )
-from scalebook.report.charts.comparison import against_baseline, ratios
 from scalebook.report.charts.figure import Figure, Figures
+from scalebook.report.charts.rate_charts import against_baseline, ratios
 from scalebook.settings import named, names
 
 SIZES = named("layout", "size")
@@ -240,21 +228,18 @@ def _sentences(item: Ablation) -> Iterator[Markup]:
             _linked(item.plain.b),
             f"{times(verdict.ratio)} ({times(verdict.low)} to {times(verdict.high)})",
         )
-    sure = [one for one in item.switches if one.verdict and one.verdict.word == "faster"]
-    if sure:
-        yield Markup("Certainly faster with: {}.").format(join(map(_gain, sure)))
-    lost = [one for one in item.switches if one.verdict and one.verdict.word == "slower"]
-    if lost:
-        yield Markup("Faster without: {}.").format(join(map(_gain, lost)))
-    open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
-    if open_ones:
-        yield Markup("Undecided: {}.").format(join(one.choice for one in open_ones))
-
-
-def _gain(item: Switch) -> Markup:
-    verdict = item.verdict
-    low, high = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
-    return Markup("{} ({} to {})").format(item.label, change(low), change(high))
+    known = [(one, found) for one in item.switches if (found := one.verdict)]
+    heads = {"faster": "Certainly faster with", "slower": "Faster without"}
+    for word, head in (heads | {"cannot tell": "Undecided"}).items():
+        ones = [
+            f"{one.label} ({change(found.low - 1)} to {change(found.high - 1)})"
+            if word in heads
+            else one.choice
+            for one, found in known
+            if found.word == word
+        ]
+        if ones:
+            yield Markup("{}: {}.").format(head, join(ones))
 
 
 def _linked(side: Configuration) -> Markup:
@@ -348,14 +333,13 @@ def overview(rows: Sequence[Row], found: Sequence[Pair]) -> Markup:
     if found:
         return Markup("")
     known = sorted({platform_title(side_name(row)) for row in rows})
+    words = "share no model, sequence length, precision and number of GPUs: nothing compares them."
+    words = f"The runs of {', '.join(known)} {words}"
     if not known:
         words = "No run has a rate and all that a comparison needs, so there is nothing to compare."
-        return paragraphs(words)
-    if len(known) == 1:
+    elif len(known) == 1:
         words = f"All runs with a throughput are of {known[0]}: there is no second side."
-        return paragraphs(words)
-    words = "share no model, sequence length, precision and number of GPUs: nothing compares them."
-    return paragraphs(f"The runs of {', '.join(known)} {words}")
+    return paragraphs(words)
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -380,7 +364,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
         each = (str(side.row["name"]) for side in (pair.a, pair.b))
         bare = (name.partition(" [")[0] for name in each)  # the chart shows the source
         names = dict.fromkeys(f"{name} · ".removeprefix(ranks).removesuffix(" · ") for name in bare)
-        how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
+        how = {bases.MATCHED: "matched", bases.BEST: "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
         yield " · ".join(
             part for part in dict.fromkeys((*work, " / ".join(filter(None, names)), how)) if part

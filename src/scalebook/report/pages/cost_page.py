@@ -14,6 +14,7 @@ from scalebook.facts.catalog.types import TINY
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
 from scalebook.report.base import comparisons
+from scalebook.report.base.columns import words_of
 from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.html_tables import (
@@ -40,12 +41,7 @@ from scalebook.report.base.markup import (
     script_json,
     to_copy,
 )
-from scalebook.report.base.naming import (
-    model_title,
-    platform_title,
-    precision_title,
-    setting_words,
-)
+from scalebook.report.base.naming import model_title, platform_title, precision_title, setting_words
 from scalebook.report.base.quantities import NONE, count, number, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
@@ -53,25 +49,6 @@ from scalebook.report.charts.rate_charts import energy_bars
 
 BUDGET = point(1e12)  # tokens, where nobody stated how many
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
-LABELS = {
-    "tokens": "Tokens to train on (1T, 300B)",
-    "tokens_per_second": "Tokens per second, all GPUs",
-    "sequence_length": "Tokens per sample",
-    "gpus": "GPUs",
-    "price_per_gpu_hour": "Price per GPU hour, on demand",
-    "spot_price_per_gpu_hour": "Price per GPU hour, spot",
-    "reserved_price_per_gpu_hour": "Price per GPU hour, reserved",
-    "storage_tb": "Storage held while training runs, TB",
-    "price_per_tb_month": "Price per TB and month of storage",
-    "transferred_tb": "TB sent over a network that is charged for",
-    "price_per_transferred_tb": "Price per TB sent",
-    "preemption_overhead": "Extra time by preemptions (5%)",
-    "watts_per_gpu": "Watts per GPU, with its share of the node",
-    "pue": "PUE of the site (1 or more)",
-    "grid_kg_per_kwh": "kg CO2e per kWh of the grid",
-    "other_tokens_per_second": "Tokens per second of the second platform",
-    "other_gpus": "GPUs of the second platform",
-}
 
 
 def choices(data: ReportData) -> tuple[Row, ...]:
@@ -98,7 +75,9 @@ def inputs_of(row: Row, stated: Stated) -> Inputs:
     known: dict[str, Any] = {"tokens_per_second": rate_of(row), "gpus": point(row["world_size"])}
     if row["sequence_length"]:
         known["sequence_length"] = point(row["sequence_length"])
-    found = {name: stated.of(row["platform"], name) for name in LABELS if name not in known}
+    found = {
+        name: stated.of(row["platform"], name) for name in words_of("inputs") if name not in known
+    }
     return Inputs(**known, **found)
 
 
@@ -114,15 +93,14 @@ def overview(data: ReportData, stated: Stated, budget: Sequence[Row] = ()) -> Ma
         ]
         items.append(Markup("Stated with the runs: {}.").format(join(given, "; ")))
     else:
-        items.append(
-            Markup(
-                "No price or power is stated with the runs, so cost, energy and carbon stay empty "
-                "until you type them below. A file <code>economics.toml</code> in the folder of "
-                "runs states them, and a budget of tokens, for every reader."
-            )
+        words = (
+            "No price or power is stated with the runs, so cost, energy and carbon stay empty "
+            "until you type them below. A file <code>economics.toml</code> in the folder of "
+            "runs states them, and a budget of tokens, for every reader."
         )
+        items.append(Markup(words))
     items = [*budget_sentence(budget), *items]
-    sample = to_copy("A file to copy: economics.toml", SAMPLE)
+    sample = to_copy("economics.toml", SAMPLE)
     return bullets([*items, *energy_findings(data)]) + sample
 
 
@@ -201,7 +179,7 @@ def calculator(data: ReportData, stated: Stated) -> Markup:
     named = [f"{row['group']}, {row['name']}" for row in runs]
     menus = (("Run", "", named), ("Second platform (break-even)", "other_", named))
     values = {name: written(value) for name, value in first.stated().items()}
-    fields = [(name, label, values.get(name, "")) for name, label in LABELS.items()]
+    fields = [(name, label, values.get(name, "")) for name, label in words_of("inputs").items()]
     return part("calculator", menus, fields, [*map(_answer, found)], script_json(payload))
 
 
@@ -231,7 +209,7 @@ def _answer(item: Answer) -> tuple[str, ...]:
 
 def _label(name: str) -> str:
     """Return an input as its field calls it, without the example."""
-    return LABELS[name].partition(" (")[0]
+    return words_of("inputs")[name].partition(" (")[0]
 
 
 def shown(value: Interval | None, unit: str = "") -> str:
@@ -269,9 +247,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "source": pair.source,
             **{"factor": factor.middle, "factor_low": factor.low, "factor_high": factor.high},
             "price": price,
-            "even": replace(price * factor, estimate=price.middle / verdict.ratio)
-            if price
-            else None,
+            "even": price and replace(price * factor, estimate=price.middle / verdict.ratio),
             "reason": None if price else f"no price of {platform_title(row['platform'])} is stated",
         }
 

@@ -234,25 +234,21 @@ def _ingested(front: Front) -> Iterator[Markup]:
 
 def _lengths(front: Front) -> str:
     """Return at which sequence lengths each platform ran."""
-    found: dict[str, set[int]] = {}
-    for row in front.chosen:
-        found.setdefault(side_name(row), set()).add(row["sequence_length"])
+    found = {side_name(same[0]): same for same in alike(front.chosen, side_name)}
     return "; ".join(
-        f"{platform_title(name)}: sequence {listed([f'{one:,}' for one in sorted(lengths)])}"
-        for name, lengths in sorted(found.items())
+        f"{platform_title(name)}: sequence {listed([f'{one:,}' for one in lengths])}"
+        for name, same in sorted(found.items())
+        for lengths in [sorted({row["sequence_length"] for row in same})]
     )
 
 
-Block = tuple[str, str, list[Markup]]  # key, title, sentences
-
-
-def _aside(front: Front) -> Iterator[Block]:
+def _aside(front: Front) -> Iterator[tuple[str, str, list[Markup]]]:
+    """Yield each block of short answers: its key, its title and its sentences."""
     yield "certainty", "How certain", list(_certainty(front))
     yield "memory", "Memory", list(_memory(front))
     yield "cost", "Cost", list(_cost(front))
     yield "failures", "What failed", list(_failed(front.data))
-    steps = list(_next(front))
-    if steps:
+    if steps := list(_next(front)):
         yield "next", "Do next", steps
 
 
@@ -385,8 +381,7 @@ def _failed(data: ReportData) -> Iterator[Markup]:
 
 def _next(front: Front) -> Iterator[Markup]:
     """Yield the missing measurement that decides most, then a layout that is predicted to win."""
-    missing = _missing(front)
-    if missing is not None:
+    if (missing := _missing(front)) is not None:
         yield missing
     for ones, found in zip(front.best, front.predicted, strict=True):
         if found is not None:

@@ -7,10 +7,12 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from scalebook.facts.feasibility import SCOPE
 from scalebook.facts.feasibility.known import PARTS
+from scalebook.identity import alike
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData, capacity
 from scalebook.report.base.markup import (
@@ -32,9 +34,29 @@ from scalebook.report.base.naming import (
     units,
 )
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
-from scalebook.report.charts import Figure, Figures
-from scalebook.report.charts import memory_charts as charts
-from scalebook.report.charts.memory_charts import KINDS, feasibility_map
+from scalebook.report.charts.figure import (
+    AnyChart,
+    Figure,
+    Figures,
+    by,
+    by_platform,
+    by_source,
+    drawn,
+    first,
+    names,
+    rows,
+    stacked,
+    tooltips,
+)
+from scalebook.report.charts.theme import GREY, PALETTE
+
+# Two runs of one place in a map may disagree; so there are four verdicts.
+VERDICTS = ("fits", "out of memory", "both", "cannot tell")
+KINDS = ("shown by a run", "inferred", "predicted")
+SOLID = (1.0, 0.25, 0.0)  # how solid the place of each kind is
+_BESIDE_ZERO = alt.Scale(zero=False, padding=12)
+_RUN = tooltips("run_id", "label", "source")
+_MEASURED = ("peak_memory_gib", "measured peak, GiB", ".2f")
 
 
 def predicted(data: ReportData) -> Iterator[Row]:
@@ -69,9 +91,41 @@ def speed_and_memory(data: ReportData) -> Figures | None:
     )
     several = sorted((runs for _, runs in works), key=lambda runs: -runs.height)
     return Figures.of(
-        (group_name(runs.row(0, named=True)), charts.speed_against_memory(runs, unbeaten(runs)))
+        (group_name(runs.row(0, named=True)), speed_against_memory(runs, unbeaten(runs)))
         for runs in several[:MOST_MAPS]
     )
+
+
+def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure | None:
+    """Return one point per run of one work, rate over peak GiB, with the line of the best ones.
+
+    ``frontier`` has the ids of the runs that no other run beats in both.
+    """
+    if runs.height < 3:  # of two runs there is nothing to choose
+        return None
+    data = runs.select(
+        *("run_id", "label", "source", "peak_memory_gib", "tokens_per_second_per_gpu"),
+        best=pl.col("run_id").is_in(list(frontier)),
+    )
+    rate = ("tokens_per_second_per_gpu", "tokens/s per GPU", ",.0f")
+    base = alt.Chart(rows(data)).encode(
+        x=alt.X("peak_memory_gib:Q", title="measured peak, GiB per GPU", scale=_BESIDE_ZERO),
+        y=alt.Y("tokens_per_second_per_gpu:Q", title="tokens/s per GPU", scale=_BESIDE_ZERO),
+        shape=by_source(data["source"]),
+        tooltip=[*_RUN, *tooltips(_MEASURED, rate)],
+    )
+    best = base.transform_filter("datum.best")
+    chart = (
+        best.mark_line(interpolate="step-after", strokeDash=[5, 4], color=GREY)
+        + base.transform_filter("!datum.best").mark_point(filled=False, size=80, strokeWidth=1.5)
+        + best.mark_point(filled=True, size=100, opacity=0.9)
+    )
+    least = min(data.filter("best")["peak_memory_gib"].to_list())
+    words = (
+        f"Rate over measured memory of {count(data.height, 'run')}; {len(frontier)} of them "
+        f"are the fastest for their memory, from {quantity(least, 'GiB')} on."
+    )
+    return drawn(chart, words, 260)
 
 
 def unbeaten(runs: pl.DataFrame) -> list[str]:
@@ -85,14 +139,46 @@ def unbeaten(runs: pl.DataFrame) -> list[str]:
     return better["run_id"].to_list()
 
 
-def _total(data: ReportData, row: Row) -> float | None:
-    found = data.predictions.get(row["run_id"])
-    return (found.parts or {}).get("total") if found else None
-
-
 def scatter(data: ReportData) -> Figure | None:
-    """Return measured over predicted memory; None where no run has both."""
-    return charts.predicted_against_measured(compared(data))
+    """Return measured over predicted memory (GiB) with the line where both agree; None for no run.
+
+    A run that did not complete is a hollow point.
+    """
+    shown = compared(data)
+    if shown.is_empty():
+        return None
+    values = [*shown["predicted_gib"], *shown["peak_memory_gib"]]
+    low, high = 0.9 * min(values), 1.06 * max(values)
+    ends = [low if 10 * low > high else 0.0, high]
+    scale = alt.Scale(domain=ends, nice=False, zero=False)
+    line = alt.Chart(alt.Data(values=[{"gib": end} for end in ends])).mark_line(
+        strokeDash=[5, 4], strokeWidth=1.5, color=GREY
+    )
+    numbers = tooltips(
+        ("ending", "ended as"), ("predicted_gib", "predicted, GiB", ".2f"), _MEASURED,
+        ("difference_gib", "difference, GiB", "+.2f"),
+    )  # fmt: skip
+    base = alt.Chart(rows(shown)).encode(
+        x=alt.X("predicted_gib:Q", title="predicted, GiB", scale=scale),
+        y=alt.Y("peak_memory_gib:Q", title="measured peak, GiB", scale=scale),
+        color=by("platform", shown),
+        shape=by_source(shown["source"]),
+        tooltip=[*_RUN, *numbers],
+    )
+    whole = base.transform_filter("datum.ending == 'completed'")
+    broken = base.transform_filter("datum.ending != 'completed'")
+    chart = (
+        line.encode(x="gib:Q", y="gib:Q")
+        + whole.mark_point(filled=True, size=90, opacity=0.8)
+        + broken.mark_point(filled=False, size=110, strokeWidth=2, opacity=1)
+    )
+    far = shown.sort(pl.col("difference_gib").abs()).row(-1, named=True)
+    sign = "above" if far["difference_gib"] >= 0 else "below"
+    words = (
+        f"Measured peak memory over the prediction for {count(shown.height, 'run')}; the "
+        f"farthest from the line is {quantity(abs(far['difference_gib']), 'GiB')} {sign} it."
+    )
+    return drawn(chart, words, 340)
 
 
 def bars(data: ReportData) -> Figures | None:
@@ -105,7 +191,32 @@ def bars(data: ReportData) -> Figures | None:
         for place, part in enumerate(PARTS)
         if part in row
     ]
-    return charts.parts(found)
+    return Figures.of((name, _parts(members)) for name, members in by_platform(found))
+
+
+def _parts(bars: pl.DataFrame) -> Figure:
+    labels, data, cut = first(bars.filter(pl.col("gib") > 0).drop("platform"))
+    numbers = (("gib", "predicted, GiB", ".2f"), ("total_gib", "in all, GiB", ".2f"), _MEASURED)
+    tips = [*_RUN, *tooltips("part", *numbers)]
+    x = alt.X("gib:Q", title="GiB on the fullest rank", stack="zero")
+    chart: AnyChart = stacked(data, labels, x, PARTS, tips) + _ticks(data, names("label", labels))
+    for size in data["capacity_gib"].drop_nulls().unique().to_list():
+        rule = alt.Chart(alt.Data(values=[{"gib": size}]))
+        chart += rule.mark_rule(strokeDash=[5, 4]).encode(x="gib:Q")
+    largest = data.sort("gib", descending=True).row(0, named=True)
+    words = (
+        f"{count(len(labels), 'bar')}; the largest part of all is {largest['part']} of "
+        f"{largest['label']}, {quantity(largest['gib'], 'GiB')}."
+    )
+    return drawn(chart, words, 30 * len(labels) + 10, cut)
+
+
+def _ticks(data: pl.DataFrame, y: alt.Y) -> AnyChart:
+    """Return the measured peak of each bar as a line that shows on every colour."""
+    peaks = data.drop_nulls("peak_memory_gib").unique("run_id", keep="first", maintain_order=True)
+    base = alt.Chart(rows(peaks)).encode(y=y, x="peak_memory_gib:Q", tooltip=_RUN)
+    wide = base.mark_tick(thickness=6, size=22, style="halo")
+    return wide + base.mark_tick(thickness=2.5, size=22, style="ink")
 
 
 def parts_table(data: ReportData) -> Markup:
@@ -172,42 +283,32 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
         True: "ran out of memory, as predicted",
         None: "ran out of memory without a prediction",
     }
-    found: dict[bool | None, list[Row]] = {verdict: [] for verdict in verdicts}
+    found: dict[bool | None, list[Markup]] = {verdict: [] for verdict in verdicts}
     for row in broke.iter_rows(named=True):
-        predicted, room = _total(data, row), capacity(row["accelerator"])
-        if predicted is None or room is None:
-            found[None].append(row)
-        else:
-            found[predicted > room].append(row)
-    for verdict, rows in found.items():
-        if rows:
-            told = join((_run_out(data, row) for row in rows[:MOST_NAMED]), "; ")
-            more = f"; and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
-            words = "<strong>{}</strong> {}: {}{}."
-            yield Markup(words).format(count(len(rows), "run"), verdicts[verdict], told, more)
-
-
-def _run_out(data: ReportData, row: Row) -> Markup:
-    """Return a run that ran out of memory: what ran, what was predicted, what the device has."""
-    batch = f", micro batch {number(row['micro_batch_size'])}"
-    named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
-    predicted, room = _total(data, row), capacity(row["accelerator"])
-    told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
-    has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
-    return Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
+        one = data.predictions.get(row["run_id"])
+        predicted = (one.parts or {}).get("total") if one else None
+        room = capacity(row["accelerator"])
+        batch = f", micro batch {number(row['micro_batch_size'])}"
+        named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
+        told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
+        has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
+        said = Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
+        found[None if predicted is None or room is None else predicted > room].append(said)
+    for verdict, runs in found.items():
+        if runs:
+            more = f"; and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+            words, named = "<strong>{}</strong> {}: {}{}.", join(runs[:MOST_NAMED], "; ")
+            yield Markup(words).format(count(len(runs), "run"), verdicts[verdict], named, more)
 
 
 def _unknown(data: ReportData) -> Iterator[Markup]:
     """Yield the runs without a prediction or without a measured peak, with the reason."""
-    without: dict[str, list[str]] = {}
-    for run_id in data.runs["run_id"]:
-        found = data.predictions.get(run_id)
-        if found is not None and found.parts is None:
-            without.setdefault(found.reason or "no reason", []).append(run_id)
-    for reason, run_ids in without.items():
-        yield Markup("{} without a prediction ({}): {}.").format(
-            count(len(run_ids), "run"), reason, run_links(run_ids)
-        )
+    known = ((run_id, data.predictions.get(run_id)) for run_id in data.runs["run_id"])
+    without = [(one.reason or "no reason", i) for i, one in known if one and one.parts is None]
+    for same in alike(without, lambda pair: pair[0]):
+        ids = [run_id for _, run_id in same]
+        words = "{} without a prediction ({}): {}."
+        yield Markup(words).format(count(len(ids), "run"), same[0][0], run_links(ids))
     silent = data.completed.filter(pl.col("peak_memory_gib").is_null())
     if silent.height:
         yield Markup("{} recorded no memory: {}.").format(
@@ -236,11 +337,9 @@ def maps(data: ReportData) -> Iterator[tuple[Row, pl.DataFrame]]:
 
 def _places(cells: pl.DataFrame) -> pl.DataFrame:
     """Return one row a place of the map; several configurations may stand in one."""
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in cells.iter_rows(named=True):
-        found.setdefault((_row_name(row), row["micro_batch_size"]), []).append(row)
-    made = (_place(name, micro, same) for (name, micro), same in found.items())
-    return pl.DataFrame(list(made), infer_schema_length=None)
+    rows = cells.iter_rows(named=True)
+    places = alike(rows, lambda row: (_row_name(row), row["micro_batch_size"]))
+    return pl.DataFrame([_place(same) for same in places], infer_schema_length=None)
 
 
 def _row_name(cell: Row) -> str:
@@ -252,7 +351,7 @@ def _row_name(cell: Row) -> str:
     return f"{tensor} · {pipeline} · {'no' if mode == 'none' else mode} recomputation"
 
 
-def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
+def _place(same: Sequence[Row]) -> dict[str, Any]:
     """Return what is known of a place: what a run shows goes before what follows from others."""
     ranked = {"inferred": 1, "predicted": 2}
     best = min(ranked.get(cell["evidence"], 0) for cell in same)
@@ -266,8 +365,8 @@ def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
     shared = f"{len(heard)} configurations share this cell"
     reason = titled(fullest["reason"] or "") if len(heard) == 1 else shared
     return {
-        "row": name,
-        "micro": str(micro),
+        "row": _row_name(same[0]),
+        "micro": str(same[0]["micro_batch_size"]),
         "verdict": verdict,
         "kind": KINDS[best],
         "shown": _shown(verdict, best, peak, needed),
@@ -294,19 +393,62 @@ def _shown(verdict: str, kind: int, peak: float | None, needed: float | None) ->
 def frontier(places: pl.DataFrame) -> pl.DataFrame:
     """Return row and micro batch of the first place of each row at which memory runs out."""
     out = places.filter(pl.col("verdict").is_in(["out of memory", "both"]))
-    first = out.sort(pl.col("micro").cast(pl.Int64)).unique(
-        "row", keep="first", maintain_order=True
-    )
-    return first.select("row", "micro")
+    ordered = out.sort(pl.col("micro").cast(pl.Int64)).select("row", "micro")
+    return ordered.unique("row", keep="first", maintain_order=True)
 
 
 def figures(data: ReportData) -> Figures | None:
     """Return the maps that have two places or more; None where there is none."""
-    several = ((first, places) for first, places in maps(data) if places.height > 1)
+    several = (one for one in maps(data) if one[1].height > 1)
     return Figures.of(
-        (_title(first), feasibility_map(places, frontier(places)))
-        for first, places in islice(several, MOST_MAPS)
+        (_title(cell), feasibility_map(places, frontier(places)))
+        for cell, places in islice(several, MOST_MAPS)
     )
+
+
+def feasibility_map(cells: pl.DataFrame, edges: pl.DataFrame) -> Figure:
+    """Return one map: one row per split and recomputation, one column per micro batch.
+
+    ``cells`` are those of ``maps``, in the order of the rows; ``edges`` has row and micro of the
+    first cell of a row at which memory runs out.
+    """
+    order = cells["row"].unique(maintain_order=True).to_list()
+    micros = sorted(cells["micro"].unique().to_list(), key=int)
+    axis = alt.Axis(orient="top", labelAngle=0)
+    base = alt.Chart(rows(cells)).encode(
+        x=alt.X("micro:O", sort=micros, title="micro batch", axis=axis), y=names("row", order)
+    )
+    # blue, orange, violet, grey of the theme's own hues
+    hues = [PALETTE["light"][place] for place in (0, 1, 3, 6)]
+    verdict = alt.Scale(domain=list(VERDICTS), range=hues)
+    square = alt.Legend(symbolType="square", symbolFillColor=GREY, symbolStrokeColor=GREY)
+    solid = alt.Scale(type="ordinal", domain=list(KINDS), range=list(SOLID))
+    tiles = base.mark_rect(cornerRadius=3, strokeWidth=2).encode(
+        color=alt.Color("verdict:N", title=None, scale=verdict),
+        stroke=alt.Stroke("verdict:N", title=None, scale=verdict),
+        fillOpacity=alt.FillOpacity("kind:O", title=None, scale=solid, legend=square),
+        tooltip=tooltips(
+            *(("row", "split"), ("micro", "micro batch"), ("verdict", ""), ("evidence", "")),
+            *(_MEASURED, ("predicted_gib", "predicted, GiB", ".2f")),
+            *(("reason", "why"), ("run_ids", "run")),
+        ),
+    )
+    shown = base.encode(text="shown:N")
+    measured = shown.transform_filter(f"datum.kind == '{KINDS[0]}'")
+    others = shown.transform_filter(f"datum.kind != '{KINDS[0]}'")
+    edge = alt.Chart(rows(edges)).mark_rule(strokeWidth=5, strokeCap="butt").encode(
+        x=alt.X("micro:O", sort=micros, bandPosition=0),
+        y=alt.Y("row:N", sort=order, bandPosition=0),
+        y2=alt.Y2("row:N", bandPosition=1),
+    )  # fmt: skip
+    chart = alt.layer(
+        tiles, measured.mark_text(style="on-bar", fontSize=12), others.mark_text(), edge
+    )
+    words = (
+        f"{count(cells.height, 'cell')}, {cells.filter(kind=KINDS[0]).height} of them shown by "
+        f"runs; memory runs out in {count(edges.height, 'row')}."
+    )
+    return drawn(chart, words, 34 * len(order) + 10)
 
 
 def _title(cell: Row) -> str:
@@ -333,13 +475,13 @@ def map_findings(data: ReportData) -> Markup:
 
 
 def _sentences(data: ReportData) -> Iterator[Markup]:
-    several = [(first, places) for first, places in maps(data) if places.height > 1]
+    several = [one for one in maps(data) if one[1].height > 1]
     alone = sum(places.height == 1 for _, places in maps(data))
-    for first, places in several[:MOST_MAPS]:
+    for cell, places in several[:MOST_MAPS]:
         kinds = [places.filter(pl.col("kind") == kind).height for kind in KINDS]
         out = places.filter(pl.col("verdict").is_in(["out of memory", "both"]))
         words = "<strong>{}</strong>: {}. {} measured, {} inferred, {} predicted."
-        told = Markup(words).format(_title(first), count(places.height, "cell"), *kinds)
+        told = Markup(words).format(_title(cell), count(places.height, "cell"), *kinds)
         yield told + _out(out)
     if alone:
         verb = "map has" if alone == 1 else "maps have"

@@ -78,13 +78,13 @@ def windows(data: ReportData) -> Markup:
     if steady.height:
         low, high = steady["steady_steps"].min(), steady["steady_steps"].max()
         span = f"{low}" if low == high else f"{low} to {high}"
-        words = "{} of this report {} averaged over a steady state of {} steps."
-        runs, are = count(steady.height, "run"), "is" if steady.height == 1 else "are"
-        sentences.append(Markup(words).format(runs, are, span))
+        words = "{} averaged over a steady state of {} steps."
+        many = count(steady.height, "run of this report is", "runs of this report are")
+        sentences.append(Markup(words).format(many, span))
     if short.height:
-        words = "{} {} too few steps to say, and a rate without an interval: {}."
-        runs, have = count(short.height, "run"), "has" if short.height == 1 else "have"
-        sentences.append(Markup(words).format(runs, have, run_links(short["run_id"])))
+        words = "{} too few steps to say, and a rate without an interval: {}."
+        many = count(short.height, "run has", "runs have")
+        sentences.append(Markup(words).format(many, run_links(short["run_id"])))
     return paragraphs(*([join(sentences, " ")] if sentences else []))
 
 
@@ -133,14 +133,25 @@ def runs(data: ReportData, found: Records) -> Markup:
     rows = (
         {**_row(one), "folder": folders[run_id]} for run_id, one in islice(found.items(), MOST_ROWS)
     )
+
+    def folded(text: str) -> Markup | None:
+        return opened("show", code(text)) if text else None
+
+    def image(row: Row) -> Markup | str:
+        """Return the short id of a run's image and, folded, all that the record says of it."""
+        return opened(row["image_id"] or "not known", code(row["image"])) if row["image"] else NONE
+
+    def again(row: Row) -> Markup | str:
+        return code(row["again"]) if row["again"] else "no command of Scalebook made it"
+
     columns = (
         *(RUN, RAN),
         text("started_at", "Started, UTC", show=lambda time: time[:16].replace("T", " ")),
         text("git_commit", "Commit", show=lambda commit: code(_short(commit))),
         text("torch", "PyTorch"),
-        *(text(name, name.capitalize(), show=_folded) for name in FOLDED),
-        Column("image", "Image", _image, numeric=False),
-        Column("again", "Again with", _again, numeric=False, wide=True),
+        *(text(name, name.capitalize(), show=folded) for name in FOLDED),
+        Column("image", "Image", image, numeric=False),
+        Column("again", "Again with", again, numeric=False, wide=True),
         *(text("source", "Source"), text("folder", "Folder")),
     )
     shown = table(data.with_work(rows), columns, "provenance")
@@ -175,23 +186,9 @@ def _row(one: RunRecord) -> dict[str, Any]:
     }
 
 
-def _folded(text: str) -> Markup | None:
-    return opened("show", code(text)) if text else None
-
-
 def _short(text: str) -> str:
     """Return a text with every hash of a commit or an image cut to its first 12 digits."""
     return re.sub(r"\b([0-9a-f]{12})(?:[0-9a-f]{28}|[0-9a-f]{52})\b", r"\1", text)
-
-
-def _image(row: Row) -> Markup | str:
-    """Return the short id of a run's image and, folded, all that the record says of it."""
-    image, name = row["image"], row["image_id"] or "not known"
-    return opened(name, code(image)) if image else NONE
-
-
-def _again(row: Row) -> Markup | str:
-    return code(row["again"]) if row["again"] else "no command of Scalebook made it"
 
 
 def links(found: Records) -> Markup:

@@ -49,6 +49,7 @@ PANELS = {
     ),
     "day": Panel("tokens_per_day", "billion tokens per day", ",.2f", total=True),
 }  # fmt: skip
+SHOWN = pl.col("run_id", "model", "group", "platform", "split", "source")
 
 
 def field(data: ReportData) -> pl.DataFrame:
@@ -106,7 +107,6 @@ def panel(data: ReportData, name: str) -> Figure | None:
     one = PANELS[name]
     runs = best(data, "tokens_per_second" if one.total else "rate")
     limit = pl.col(one.limit) if one.limit else pl.lit(None)
-    columns = pl.col("run_id", "model", "group", "platform", "split", "source")
     ends = ("low", "high")[:: one.power or 1]
     low, high = (
         pl.col(one.field)
@@ -116,7 +116,7 @@ def panel(data: ReportData, name: str) -> Figure | None:
         for end in ends
     )
     shown = runs.select(
-        columns, value=one.field, value_low=low, value_high=high, limit=limit.cast(pl.Float64)
+        SHOWN, value=one.field, value_low=low, value_high=high, limit=limit.cast(pl.Float64)
     )
     return charts.panel(shown, one.title, one.format, one.limit_title)
 
@@ -124,14 +124,8 @@ def panel(data: ReportData, name: str) -> Figure | None:
 def spread(data: ReportData) -> Figure | None:
     """Return all configurations of each group by the rate that runs are ranked by."""
     runs = field(data).drop_nulls("rate")
-    if runs.is_empty():
-        return None
-    shown = runs.select(
-        *("run_id", "model", "group", "platform", "split", "source"),
-        value="rate",
-        limit=pl.lit(None),
-    )
-    return charts.spread(shown, runs["rate_unit"][0])
+    shown = runs.select(SHOWN, value="rate")
+    return charts.spread(shown, runs["rate_unit"][0]) if runs.height else None
 
 
 def best_table(data: ReportData) -> Markup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -28,15 +28,7 @@ from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.catalog.types import TINY
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import (
-    MODEL,
-    PRECISION,
-    Column,
-    Row,
-    plain,
-    table,
-    text,
-)
+from scalebook.report.base.html_tables import MODEL, PRECISION, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
     Markup,
     bullets,
@@ -65,9 +57,14 @@ def counted(row: PublishedResult) -> tuple[float | None, str]:
 
     Tokens are counted where they are stated; else the claim is converted from its convention.
     """
-    reason = _not_comparable(row)
-    if reason is not None or row.model is None or row.sequence_length is None:
-        return None, reason or ""
+    if row.task != "pretrain":
+        lora = "not every weight is trained, so the count does not apply"
+        why = lora if row.task == "LoRA" else "the lengths of the samples are not stated"
+        return None, f"{row.task}: {why}"
+    if row.model is None:
+        return None, "the catalog lacks the model's shape"
+    if row.sequence_length is None:
+        return None, "no sequence length is stated"
     rate = row.tokens_per_second_per_gpu
     if rate is None and row.tokens_per_second and row.world_size:
         rate = row.tokens_per_second / row.world_size
@@ -79,17 +76,6 @@ def counted(row: PublishedResult) -> tuple[float | None, str]:
         value = convert_tflops(claimed, shape, length, convention, mtp_layers=mtp)
         return value, f"converted from {convention_title(convention)}"
     return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
-
-
-def _not_comparable(row: PublishedResult) -> str | None:
-    """Return why the work of a result can't be counted."""
-    if row.task == "LoRA":
-        return "LoRA: not every weight is trained, so the count does not apply"
-    if row.task != "pretrain":
-        return f"{row.task}: the lengths of the samples are not stated"
-    if row.model is None:
-        return "the catalog lacks the model's shape"
-    return "no sequence length is stated" if row.sequence_length is None else None
 
 
 def utilisation(row: PublishedResult, tflops: float | None) -> tuple[float | None, str | None]:
@@ -114,7 +100,7 @@ def family(precision: str | None) -> str:
 
 def results() -> tuple[dict[str, Any], ...]:
     """Return one row per published result: what it states, our count, and the reasons for nulls."""
-    return tuple(_result(row) for row in catalog.published())
+    return tuple(map(_result, catalog.published()))
 
 
 def _result(row: PublishedResult) -> dict[str, Any]:
@@ -192,17 +178,15 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
     best: dict[tuple[str, str, str], Row] = {}
     for row in sorted(ours, key=lambda row: row["tflops"]):
         best[row["model"], row["accelerator"], row["family"]] = row
-    there = {(item["model"], item["accelerator"], item["family"]) for item in known}
+    there: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for item in known:
+        there[item["model"], item["accelerator"], item["family"]].append(item["tflops"])
     for (model, device, width), row in sorted(best.items(), key=lambda one: one[0] not in there):
         rate = quantity(row["tflops"], "TFLOP/s per GPU")
         head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
             model_title(model), device, width, rate, run_link(row["run_id"])
         )
-        same = [
-            item["tflops"]
-            for item in known
-            if (item["model"], item["accelerator"], item["family"]) == (model, device, width)
-        ]
+        same = there.get((model, device, width), [])
         if not same:
             yield head + Markup(
                 "; the catalog has no published result of {} on this device."
@@ -343,7 +327,7 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
     failed = unreadable(problems)
-    sample = to_copy(f"A file to copy: {CLAIMS}/slides.toml", SAMPLE)
+    sample = to_copy(f"{CLAIMS}/slides.toml", SAMPLE)
     return bullets(items) + failed + sample
 
 

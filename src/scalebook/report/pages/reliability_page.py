@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from scalebook import store
@@ -20,19 +21,26 @@ from scalebook.measure.reliability import (
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    join,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, join, run_link, run_links
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
-from scalebook.report.charts import reliability_charts as charts
-from scalebook.report.charts.figure import Figure
+from scalebook.report.charts.figure import Figure, drawn, first, names, rows, tooltips
 
 GIB = 2**30
+MOST = 30  # runs of a chart
+ROW_HEIGHT = 34
+TIMES = {  # by column: what is over when it is
+    "blocking_seconds": "training waits for a save",
+    "save_seconds": "a save is complete",
+    "load_seconds": "a load",
+}
+PARTS = {  # of a recovery, in their order: their names in the chart and in the table
+    "detection_seconds": ("torchrun notices", "Notice"),
+    "start_seconds": ("processes start", "Start"),
+    "build_seconds": ("they connect and build the model", "Build"),
+    "load_seconds": ("the checkpoint is loaded", "Load"),
+    "step_seconds": ("the first step", "First step"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +224,45 @@ def _span(values: list[float], show: Callable[[float], str]) -> str:
 
 
 def checkpoint_chart(found: Reliability) -> Figure | None:
-    """Return the chart of save and load times; None where no run has a checkpoint."""
-    fields = ("blocking_seconds", "save_seconds", "load_seconds")
-    names = ("run_id", "label", "source", "size_gib")
-    return charts.checkpoints(
-        [
-            {key: row[key] for key in names} | {"kind": kind, "seconds": row[name]}
-            for row in found.saved
-            for kind, name in zip(charts.KINDS, fields, strict=True)
-            if row[name] is not None
-        ]
-    )
+    """Return the median times of each run's saves and loads; None where no run has a checkpoint."""
+    facts = ("run_id", "label", "source", "size_gib")
+    bars = [
+        {key: row[key] for key in facts} | {"kind": kind, "seconds": row[name]}
+        for row in found.saved
+        for name, kind in TIMES.items()
+        if row[name] is not None
+    ]
+    kinds = list(TIMES.values())
+    tips = (("kind", "time until"), ("seconds", "", ".4~g"), ("size_gib", "GiB", ".4~g"))
+    words = "{} with checkpoints; the longest time is {}, until {}."
+    x = alt.X("seconds:Q", title="seconds, median of the run")
+    offset = alt.YOffset("kind:N", sort=kinds)
+    return _bars(bars, "run", "seconds", words, ("kind", kinds, tips), x=x, yOffset=offset)
+
+
+def _bars(
+    bars: Sequence[Row], what: str, size: str, words: str, parts: tuple[str, list[str], Any],
+    **places: Any,
+) -> Figure | None:  # fmt: skip
+    """Return bars in one row per run, or None for no bar.
+
+    ``parts`` are the column that they are coloured by, its values in their order, and what a bar
+    shows under the pointer. ``words`` take how many rows there are, the largest ``size`` (s), and
+    the part that has it.
+    """
+    if not bars:
+        return None
+    column, order, tips = parts
+    labels, data, cut = first(pl.DataFrame(bars), MOST)
+    chart = alt.Chart(rows(data)).mark_bar().encode(
+        y=names("label", labels),
+        color=alt.Color(f"{column}:N", title=None, scale=alt.Scale(domain=order)),
+        tooltip=tooltips("run_id", "label", "source", *tips),
+        **places,
+    )  # fmt: skip
+    largest = data.sort(size).row(-1, named=True)
+    said = words.format(count(len(labels), what), duration(largest[size]), largest[column])
+    return drawn(chart, said, ROW_HEIGHT * len(labels) + 10, cut)
 
 
 def checkpoint_table(found: Reliability) -> Markup:
@@ -246,12 +282,6 @@ def checkpoint_table(found: Reliability) -> Markup:
     )
     none = "No checkpoint was saved or loaded."
     return tables.table(found.saved, columns, "checkpoints", empty=none)
-
-
-PART_FIELDS = (
-    "detection_seconds", "start_seconds", "build_seconds", "load_seconds", "step_seconds",
-)  # fmt: skip
-PART_LABELS = ("Notice", "Start", "Build", "Load", "First step")
 
 
 def findings(found: Reliability) -> Markup:
@@ -285,11 +315,9 @@ def _return(drill: DrillRecord) -> str:
     """Return in words when training continued, and from where."""
     if drill.next_step_seconds is None:
         return "Training did not continue."
-    start = (
-        "from its first step, without a checkpoint"
-        if drill.resumed_step is None
-        else f"from the checkpoint of step {drill.resumed_step}"
-    )
+    start = f"from the checkpoint of step {drill.resumed_step}"
+    if drill.resumed_step is None:
+        start = "from its first step, without a checkpoint"
     lost = count(drill.steps_lost or 0, "step")
     parts = [
         f"{duration(getattr(drill, name))} {words}"
@@ -297,11 +325,10 @@ def _return(drill: DrillRecord) -> str:
         if getattr(drill, name) is not None
     ]
     among = f" ({', '.join(parts)})" if parts else ""
-    regained = (
-        ""
-        if drill.regained_seconds is None
-        else f", and the lost work was regained after {duration(drill.regained_seconds)}"
-    )
+    if drill.regained_seconds is not None:
+        regained = f", and the lost work was regained after {duration(drill.regained_seconds)}"
+    else:
+        regained = ""
     return (
         f"A step was finished again {duration(drill.next_step_seconds)} after the kill{among}, "
         f"{start}; {lost} had to be repeated{regained}."
@@ -320,23 +347,24 @@ def _losses(drill: DrillRecord) -> str:
 
 
 def chart(found: Reliability) -> Figure | None:
-    """Return the time line of each drill; None where there is none."""
-    rows = [part for one in found.drills for part in _parts(*one)]
-    return charts.timeline(rows)
+    """Return one bar per drill of what followed the kill, in its order; None without a drill."""
+    bars = [part for one in found.drills for part in _parts(*one)]
+    tips = ("part", ("seconds", "", ".4~g"), ("ends", "seconds after the kill", ".4~g"))
+    words = "{}; the slowest had a step finished {} after the kill."
+    order = [part for part, _ in PARTS.values()]
+    x = alt.X("begins:Q", title="seconds after the kill")
+    return _bars(bars, "drill", "ends", words, ("part", order, tips), x=x, x2="ends:Q")
 
 
 def _parts(run: Row, drill: DrillRecord) -> Iterator[dict[str, Any]]:
     """Yield the parts of a recovery, each after the last; up to the first that is not known."""
-    begins = 0.0
-    kept = {key: run[key] for key in ("label", "run_id", "source")}
-    for place, (part, name) in enumerate(zip(charts.PARTS, PART_FIELDS, strict=True)):
+    ends, kept = 0.0, {key: run[key] for key in ("label", "run_id", "source")}
+    for name, (part, _) in PARTS.items():
         seconds: float | None = getattr(drill, name)
         if seconds is None:
             return
-        ends = begins + seconds
-        times = {"seconds": seconds, "begins": begins, "ends": ends}
-        yield {**kept, "part": part, "place": place, **times}
-        begins = ends
+        begins, ends = ends, ends + seconds
+        yield {**kept, "part": part, "seconds": seconds, "begins": begins, "ends": ends}
 
 
 def table(found: Reliability) -> Markup:
@@ -348,7 +376,7 @@ def table(found: Reliability) -> Markup:
         tables.text("kill_during", "Killed in a"),
         tables.plain("last_step", "After step"),
         tables.plain("steps_lost", "Steps lost"),
-        *(tables.time(*part) for part in zip(PART_FIELDS, PART_LABELS, strict=True)),
+        *(tables.time(name, label) for name, (_, label) in PARTS.items()),
         tables.time("next_step_seconds", "Together"),
         tables.time("regained_seconds", "Regained", "kill to the first new step"),
         Column("largest_loss_difference", "Loss differs", _difference, hint="largest, relative"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from scalebook.identity import alike
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
@@ -53,17 +54,21 @@ def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
-    yield from _largest_total(ranked, best)
+    top = max(ranked, key=lambda one: one.mean("tokens_per_second") or 0.0)
+    if top is not best:
+        total, (low, high) = top.mean("tokens_per_second") or 0.0, top.interval
+        ranks = total / top.rate
+        told = interval(total, low and low * ranks, high and high * ranks, "tokens/s")
+        yield Markup("The highest total is {}, with {}.").format(told, named(top))
 
 
 def _only(group: Markup, one: Configuration, reached: tuple[str, str]) -> Markup:
     """Return what the one configuration of a group reached, and how far its repeats are apart."""
     if len(one.every) == 1:
         return Markup("{}: one run, {}, reached {}{}.").format(group, named(one), *reached)
-    rates = [row["rate"] for row in one.every]
+    rates, many = [row["rate"] for row in one.every], count(len(one.every), "run")
     words = "{}: {} of one configuration, {}, {}reached {}{}; the slowest is {} below the fastest."
-    many, apart = count(len(one.every), "run"), percent(1 - min(rates) / max(rates), 2)
-    together = "together " if len(one.runs) > 1 else ""
+    together, apart = "together " * (len(one.runs) > 1), percent(1 - min(rates) / max(rates), 2)
     return Markup(words).format(group, many, named(one), together, *reached, apart)
 
 
@@ -72,16 +77,6 @@ def _spread(role: str, best: Configuration, worst: Configuration) -> Markup:
     return Markup("{}, {}, reached {}: a spread of {}.").format(
         role, named(worst), rate(worst), times(best.rate / worst.rate)
     )
-
-
-def _largest_total(ranked: list[Configuration], best: Configuration) -> Iterator[Markup]:
-    """Yield the configuration with the highest total throughput where that is another one."""
-    top = max(ranked, key=lambda one: one.mean("tokens_per_second") or 0.0)
-    if top is not best:
-        total, (low, high) = top.mean("tokens_per_second") or 0.0, top.interval
-        ranks = total / top.rate
-        told = interval(total, low and low * ranks, high and high * ranks, "tokens/s")
-        yield Markup("The highest total is {}, with {}.").format(told, named(top))
 
 
 def _contested(best: Configuration, second: Configuration, beginning: Markup) -> Iterator[Markup]:
@@ -113,13 +108,12 @@ def failed(data: ReportData) -> Markup:
 
 def behind(data: ReportData) -> Markup:
     """Return what is behind the first screen: warnings, and where findings and runs are."""
-    box = warnings(data)
-    fold = '<details class="sb-fold"><summary>Before you use these numbers</summary>{}</details>'
     links = (
         'The findings of each group and every run are on the page <a href="throughput.html">'
         'Throughput and MFU</a>, what failed is on <a href="reliability.html">Reliability</a>.'
     )
-    shown = Markup(fold).format(box) if box else Markup("")
+    box = warnings(data)
+    shown = opened("Before you use these numbers", box, "sb-fold") if box else box
     return Markup("<h2>Behind these answers</h2>") + shown + paragraphs(Markup(links))
 
 
@@ -199,9 +193,9 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
 
 def notes(data: ReportData) -> Markup:
     """Return the notes in the records of the runs; nothing where there are none."""
-    said: dict[str, list[str]] = {}
-    for run_id, sentences in data.notes.items():
-        for note in sentences:
-            said.setdefault(sentence(note), []).append(run_id)
-    items = (Markup("{} ({})").format(note, run_links(run_ids)) for note, run_ids in said.items())
+    said = [(sentence(one), run_id) for run_id, notes in data.notes.items() for one in notes]
+    items = (
+        Markup("{} ({})").format(same[0][0], run_links(run_id for _, run_id in same))
+        for same in alike(said, lambda pair: pair[0])
+    )
     return callout("Notes of the runs", items)

@@ -12,7 +12,7 @@ import polars as pl
 
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
-from scalebook.measure.scaling import Projection, ScalingPoint, project
+from scalebook.measure.scaling import Projection, project
 from scalebook.measure.scaling import table as measured_scaling
 from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
@@ -50,11 +50,6 @@ class Arm:
         return f"{self.kind.capitalize()} scaling of {self.group}, {self.layout}"
 
     @property
-    def points(self) -> list[ScalingPoint]:
-        """The runs as the scaling module takes them."""
-        return [*map(point, self.runs)]
-
-    @property
     def sizes(self) -> list[int]:
         """World sizes, smallest first."""
         return [row["world_size"] for row in self.runs]
@@ -66,12 +61,14 @@ class Arm:
 
     def law(self) -> FittedLaw | str:
         """Return the law, or why there is none."""
-        return fit_law([(p.world_size, p.tokens_per_second) for p in self.points], self.kind)
+        return fit_law(
+            [(row["world_size"], row["tokens_per_second"]) for row in self.runs], self.kind
+        )
 
     def project(self, world_size: int) -> Projection:
         """Return what a size would do, or why that cannot be said."""
         node = _gpus_per_node(self.runs[0]["platform"])
-        return project(self.points, world_size, kind=self.kind, gpus_per_node=node)
+        return project([*map(point, self.runs)], world_size, kind=self.kind, gpus_per_node=node)
 
 
 def _gpus_per_node(platform: str | None) -> int | None:
@@ -162,7 +159,7 @@ def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
         f"; {count(same, 'other law')} {'fits' if same == 1 else 'fit'} as well" if same else ""
     )
     yield Markup("the base is {}. A token takes {} µs of a GPU, with a scatter of {}{}.").format(
-        measured_scaling(arm.points).base_text, join(parts, " + "),
+        measured_scaling([*map(point, arm.runs)]).base_text, join(parts, " + "),
         percent(law.relative_scatter, 2), others,
     )  # fmt: skip
     reach = arm.project(arm.sizes[-1]).limit_world_size
@@ -221,10 +218,7 @@ def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
 def figures(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of MOST_DRAWN sets of runs that have a law; None where there is none."""
     return Figures.of(
-        (
-            arm.title,
-            fitted(arm.runs, curve(arm, law), arm.many),
-        )
+        (arm.title, fitted(arm.runs, curve(arm, law), arm.many))
         for arm, law in _with_law(found)[:MOST_DRAWN]
     )
 
@@ -254,9 +248,9 @@ def projections(found: Sequence[ScalingSeries]) -> Markup:
 
 def charts(found: Sequence[ScalingSeries], field: str) -> Figures | None:
     """Return a chart of a field by size for each series; None where there is none."""
-    drawn = found[:MOST_SERIES]
     return Figures.of(
-        (item.group, by_size(item.points, units(item.base["platform"])[1], field)) for item in drawn
+        (item.group, by_size(item.points, units(item.base["platform"])[1], field))
+        for item in found[:MOST_SERIES]
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from scalebook.identity import VERSIONS
 from scalebook.measure.economics import ANSWERS, Inputs, answer
 from scalebook.measure.intervals import Interval
+from scalebook.report.base.columns import words_of
 from scalebook.report.base.comparisons import (
     BEST,
     DIVISIONS,
@@ -55,7 +56,7 @@ from scalebook.report.base.naming import (
 from scalebook.report.base.quantities import NONE, count, number, percent
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import Configuration, best_of
-from scalebook.report.pages.cost_page import LABELS, inputs_of, shown, written
+from scalebook.report.pages.cost_page import inputs_of, shown, written
 from scalebook.settings import SETTINGS
 
 MOST_SIDES = 6  # of one kind that can be chosen: those of the most runs
@@ -123,7 +124,8 @@ def _prices(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, str, str
     for one in dict.fromkeys(row["platform"] for row in rows):
         if one != "cpu":
             price = stated.of(one, PRICE)
-            yield f"{LABELS[PRICE]}, {platform_title(one)}", one, written(price) if price else ""
+            label = f"{words_of('inputs')[PRICE]}, {platform_title(one)}"
+            yield label, one, written(price) if price else ""
 
 
 def _words(one: TwoSides, stated: Stated) -> list[tuple[str, Markup]]:

@@ -23,6 +23,7 @@ from scalebook.project import root
 from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base import versus
+from scalebook.report.base.columns import words_of
 from scalebook.report.base.comparisons import (
     comparable,
     equal_work,
@@ -52,35 +53,15 @@ from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, best_of, configurations, gain, linked, rate
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.pages.comparison_page import Ablation, ablations
+from scalebook.report.pages.comparison_page import ablations
 from scalebook.report.pages.predicted_page import compare
-from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
+from scalebook.report.pages.reliability_page import PARTS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
 Ends = tuple[float | None, float | None]
 NO_ENDS: Ends = (None, None)
 MOST_ROWS = 8  # of a chart; the table has every run
-QUESTIONS = {
-    "headline": "Which platform is fastest?", "scaling": "Does it scale?",
-    "strategies": "Which layout is fastest?", "ablation": "What is each option worth?",
-    "map": "Which micro batch is best?", "precision": "Is FP8 faster?",
-    "experts": "How fast are mixtures of experts?", "prediction": "How right are predictions?",
-    "drill": "What does a lost process cost?",
-    "correctness": "Do fast options train the same?", "tune": "Which configuration is fastest?",
-}  # fmt: skip
-EVIDENCE = {
-    "headline": "comparison", "scaling": "scaling", "strategies": "throughput",
-    "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
-    "prediction": "predicted", "correctness": "curves", "drill": "reliability", "tune": "peak",
-}  # fmt: skip
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness", "prediction"))
-NEEDS = {
-    **dict.fromkeys(("strategies", "tune"), "the rates of two layouts at the same work"),
-    "scaling": "rates at two numbers of GPUs", "ablation": "two runs that differ in one option",
-    "map": "a rate where both micro batch and recomputation vary",
-    "precision": "rates in 8 and in 16 bits at the same work", "correctness": "two runs of one job",
-    "prediction": "runs of other configurations to predict these from",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +93,7 @@ class Study:
         """The answer in one sentence."""
         if self.answer is not None:
             return self.answer.verdict
-        runs, needs = count(len(self.run_ids), "run does", "runs do"), NEEDS.get(self.kind)
+        runs, needs = count(len(self.run_ids), "run does", "runs do"), _words(self.kind, "needs")
         lacking = f": that takes {needs}" if needs else ""
         return Markup("Its {} not answer this yet{}.").format(runs, lacking)
 
@@ -131,6 +112,11 @@ class _Runs:
         """Return the row of a chart that shows a value of a run, with the ends of its interval."""
         tint = colour(self.data, row["platform"])
         return Dot(name, value, *ends, text, colour=tint, run_id=row["run_id"])
+
+
+def _words(kind: str, name: str) -> str:
+    """Return the ``question`` of a kind, the page of its ``evidence``, or what an answer needs."""
+    return words_of("studies")[kind].get(name, "")
 
 
 def studies(data: ReportData) -> tuple[Study, ...]:
@@ -173,7 +159,8 @@ def _planned(data: ReportData, every: Sequence[Row], kind: str, same: Sequence[R
     plans = tuple(dict.fromkeys(str(record.schedule["plan"]) for record in same))
     asked = [record.schedule.get("question") for record in same]
     asked += [_committed().get(plan, ("", ""))[1] for plan in plans]
-    question = next((text for text in asked if isinstance(text, str) and text), QUESTIONS[kind])
+    asked.append(_words(kind, "question"))
+    question = next(text for text in asked if isinstance(text, str) and text)
     for model in {str(record.setting("model")) for record in same}:
         question = question.replace(model, model_title(model))
     return Study(kind, plans, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
@@ -184,7 +171,7 @@ def _formed(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> I
     for kind in FORMED:
         answer = _ANSWERS[kind](runs)
         if answer is not None:
-            yield Study(kind, (), QUESTIONS[kind], answer.run_ids, answer)
+            yield Study(kind, (), _words(kind, "question"), answer.run_ids, answer)
 
 
 def _chosen(data: ReportData, every: Sequence[Row], run_ids: Sequence[str]) -> _Runs:
@@ -312,20 +299,16 @@ def _layouts(runs: _Runs, named: Callable[[Row], str] = split_name) -> StudyAnsw
     work = work if named is _with_micro_batch else f"{on(best.row)} at {work}"
     name = named(best.row)
     other = named(second.row).removeprefix(f"{split_name(best.row)}, ")
-    if against is None:
-        words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
-        verdict = words.format(name, linked(best, rate(best)), work, other)
-    elif against.word == "cannot tell":
+    if against is None or against.word == "cannot tell":
         words = Markup("{} leads with {} for {}; {} is within the noise.")
+        if against is None:
+            words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
         verdict = words.format(name, linked(best, rate(best)), work, other)
     else:
         words = Markup("{} is fastest for {}: {} against {}.")
         verdict = words.format(linked(best, name), work, gain(against), other)
-    return StudyAnswer(
-        verdict,
-        marks.bars(_behind(runs, ones, named), "difference from the best, %"),
-        _ids(ones),
-    )
+    chart = marks.bars(_behind(runs, ones, named), "difference from the best, %")
+    return StudyAnswer(verdict, chart, _ids(ones))
 
 
 def _with_micro_batch(row: Row) -> str:
@@ -375,12 +358,14 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     known = [(one, one.verdict) for one in chosen.switches if one.verdict is not None]
     first, worth = known[0]
     every = chosen.plain.verdict if chosen.plain else None
-    most = (
-        Markup("; all {} together {}").format(_options(chosen), change(every.ratio - 1))
-        if every
-        else ""
-    )
-    verdict = Markup("{} is worth most: {}{}.").format(headed(first.words), gain(worth), most)
+    verdict = Markup("{} is worth most: {}").format(headed(first.words), gain(worth))
+    if every:
+        # how many options differ between the slowest and the fastest, and of which kind
+        names = chosen.plain_changes
+        fused = " fused kernels" if all(name.startswith("fused_") for name in names) else ""
+        many, whole = f"{len(names)}{fused}", change(every.ratio - 1)
+        verdict += Markup("; all {} together {}").format(many, whole)
+    verdict += "."
     fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
     unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"
     drawn = [
@@ -390,12 +375,6 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     ]  # fmt: skip
     ids = [row["run_id"] for one in chosen.switches for row in one.pair.b.runs]
     return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised.row["run_id"], *ids))
-
-
-def _options(chosen: Ablation) -> str:
-    """Return how many options differ between the slowest and the fastest, and of which kind."""
-    fused = all(name.startswith("fused_") for name in chosen.plain_changes)
-    return f"{len(chosen.plain_changes)} fused kernels" if fused else str(len(chosen.plain_changes))
 
 
 _MAP = (
@@ -419,26 +398,19 @@ def _map(runs: _Runs) -> StudyAnswer | None:
     chosen = max(maps, key=lambda same: same.select("recompute", "micro_batch_size").n_unique())
     best = best_of(chosen.drop_nulls("rate").to_dicts())
     row = best.row
-    mode = (
-        "without recomputation"
-        if row["recompute"] == "none"
-        else f"with {row['recompute']} recomputation"
-    )
-    words = "Micro batch {} {} is fastest for {}: {}."
+    how = "without" if row["recompute"] == "none" else f"with {row['recompute']}"
+    words = "Micro batch {} {} recomputation is fastest for {}: {}."
     size = row["micro_batch_size"]
-    verdict = Markup(words).format(size, mode, on(row), linked(best, rate(best)))
+    verdict = Markup(words).format(size, how, on(row), linked(best, rate(best)))
     values = {
         (cell["recompute"], str(cell["micro_batch_size"])): _place(cell, best.rate)
         for cell in chosen.sort("recompute", "rate", descending=[True, False]).to_dicts()
     }
     unit = "MFU, %" if row["mfu"] is not None else str(row["rate_unit"])
-    order = {"none": 0, "pointwise": 1, "full": 2}
-    values = dict(sorted(values.items(), key=lambda item: order.get(item[0][0], 3)))
-    return StudyAnswer(
-        verdict,
-        marks.cells(values, ("recomputation", "micro batch"), unit),
-        tuple(chosen["run_id"]),
-    )
+    order = ("none", "pointwise", "full")
+    values = dict(sorted(values.items(), key=lambda item: (*order, item[0][0]).index(item[0][0])))
+    chart = marks.cells(values, ("recomputation", "micro batch"), unit)
+    return StudyAnswer(verdict, chart, tuple(chosen["run_id"]))
 
 
 def _place(cell: Row, best: float) -> tuple[float | None, str]:
@@ -465,11 +437,9 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
     found.sort(key=lambda one: (not is_whole(one[0].row), one[2] is None, one[0].row["model"]))
     fast, base, verdict = found[0]
     how = ratio(verdict) if verdict else f"{times(fast.rate / base.rate)} (no interval)"
-    title = precision_title(fast.row["precision"])
+    wide, narrow = (precision_title(one.row["precision"]) for one in (base, fast))
     words = Markup("{} is {} as fast as {} for {}.")
-    said = words.format(
-        title, linked(fast, how), precision_title(base.row["precision"]), on(fast.row)
-    )
+    said = words.format(narrow, linked(fast, how), wide, on(fast.row))
     drawn = [
         Dot(model_title(a.row["model"]).partition(" of ")[0],  # 8 layers
              a.rate / b.rate,
@@ -477,11 +447,8 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
              colour=colour(runs.data, a.row["platform"]), run_id=a.row["run_id"])
         for a, b, v in found[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(
-        said,
-        marks.bars(drawn, "rate over that in 16 bits"),
-        _ids([one for a, b, _ in found for one in (a, b)]),
-    )
+    ids = _ids([one for a, b, _ in found for one in (a, b)])
+    return StudyAnswer(said, marks.bars(drawn, "rate over that in 16 bits"), ids)
 
 
 def _experts(runs: _Runs) -> StudyAnswer | None:
@@ -586,7 +553,7 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     link = run_link(run["run_id"], duration(drill.next_step_seconds))
     parts = [
         (name.removesuffix("_seconds"), value)
-        for name in PART_FIELDS
+        for name in PARTS
         if (value := getattr(drill, name)) is not None
     ]
     ids = tuple(row["run_id"] for row, _ in found)
@@ -616,4 +583,4 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
     shown = tables.table(rows, columns, f"study-{number}")
     many = count(len(one.run_ids), "run")
     facts = (number, one.kind.capitalize(), one.question, one.verdict, one.chart)
-    return part("study", *facts, many, shown, one.plans, EVIDENCE[one.kind])
+    return part("study", *facts, many, shown, one.plans, _words(one.kind, "evidence"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 import polars as pl
@@ -15,52 +16,15 @@ from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.measure.diagnosis import Diagnosis, Finding
 from scalebook.record import number_of, object_of, text_of
 from scalebook.report.base import html_tables as tables
+from scalebook.report.base.columns import words_of
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    by_cause,
-    paragraphs,
-    run_link,
-    run_links,
-)
+from scalebook.report.base.markup import Markup, bullets, by_cause, paragraphs, run_link, run_links
 from scalebook.report.base.naming import convention_title, sentence, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
 SMALLEST = 1e-4  # shares below are not told apart
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
-FITTED = ", at fitted rates"
-PARTS = {  # by name: its heading, and what the share of the step's time is or how it is known
-    "useful_work_at_peak": (
-        "Useful at peak",
-        ": the MFU; in FP8, products of the layers at the FP8 peak, attention and the output layer "
-        "at that of BF16",
-    ),
-    "lower_clock": ("Lower clock", ": the same FLOPs at the clock of the peak, less"),
-    "products_below_peak": (
-        "Products below peak",
-        ": beyond their FLOPs at this clock, by a probe of the machine or at the rates that the "
-        "runs of this folder were fitted to",
-    ),
-    "recomputation": ("Recomputation", ", at the best rate that is known"),
-    "pipeline_bubble": ("Bubble", ""),
-    "unequal_stages": ("Unequal stages", ""),
-    "exposed_communication": ("Exposed communication", ""),
-    "optimizer": ("Optimizer", ""),
-    "elementwise": ("Element-wise", ": of a profile, else bytes at the memory's bandwidth"),
-    "attention_below_peak": ("Attention", ", of a profile or fitted: beyond its FLOPs"),
-    "communication_in_passes": ("Hidden communication", f"{FITTED}: not seen by time marks"),
-    "options_off": ("Options off", f"{FITTED}: what is not fused or overlapped"),
-    "copies_and_waits": ("Copies, waits", f"{FITTED}: offloading, launches, the slowest device"),
-    "other_kernels": (
-        "Other kernels", ": what forward and backward take beyond the parts named here"
-    ),
-    "data_and_idle": ("Data, idle", ""),
-    "unexplained": ("Unexplained", ""),
-}  # fmt: skip
-
-
 MOST_FITTED = 1000  # runs of a report whose parts are filled in: each is counted anew for it
 
 
@@ -113,7 +77,12 @@ def _largest(runs: Sequence[Diagnosis]) -> Markup:
 
 def causes(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return the table of causes by run, largest first, each with its size and what to try."""
-    rows = [_row(one, cause) for one in found for cause in costly(one)]
+    rows = (
+        {**asdict(cause), "run_id": one.run_id, "cause": cause.rule.replace("_", " ")}
+        | {"advice": " ".join(cause.advice)}
+        for one in found
+        for cause in costly(one)
+    )
     overlap = "estimated share of the step's time; causes may overlap"
     columns = (
         *(tables.RUN, tables.RAN, tables.text("cause", "Cause")),
@@ -125,25 +94,11 @@ def causes(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     return tables.table(data.with_work(rows), columns, "causes")
 
 
-def _row(one: Diagnosis, cause: Finding) -> Row:
-    return {
-        "run_id": one.run_id,
-        "cause": cause.rule.replace("_", " "),
-        "step_fraction": cause.step_fraction,
-        "basis": cause.basis,
-        "says": cause.says,
-        "advice": " ".join(cause.advice),
-    }
-
-
 def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
-    columns = (
-        tables.RUN,
-        tables.RAN,
-        *(_share_column(name, *words) for name, words in PARTS.items()),
-    )
+    words = words_of("waterfall").items()
+    columns = (tables.RUN, tables.RAN, *(_share_column(name, **one) for name, one in words))
     shown = tables.table(data.with_work(rows), columns, "waterfall")
     silent = [row["run_id"] for row in rows if row["unexplained"] is None]
     if not silent:
@@ -153,7 +108,7 @@ def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Markup:
     return shown + paragraphs(said, style="note")
 
 
-def _share_column(name: str, label: str, how: str) -> tables.Column:
+def _share_column(name: str, label: str, how: str = "") -> tables.Column:
     def show(row: Row) -> str:
         share = row.get(name)
         if share is None:
@@ -167,16 +122,14 @@ def _shares(one: Diagnosis) -> Row:
     """Return the shares of a run; small kinds of waiting are counted with communication."""
     parts = one.waterfall.parts if one.waterfall else ()
     shares = {part.name: part.step_fraction for part in parts}
-    together = [shares.get(name) for name in ("exposed_communication", "waits_between_stages")]
-    known = [share for share in together if share is not None]
-    other = [shares.get(name) for name in ("data", "idle_device")]
-    rest = [share for share in other if share is not None]
-    return {
-        **shares,
-        "run_id": one.run_id,
-        "exposed_communication": sum(known) if known else None,
-        "data_and_idle": sum(rest) if rest else None,
-    }
+
+    def total(*names: str) -> float | None:
+        known = [share for name in names if (share := shares.get(name)) is not None]
+        return sum(known) if known else None
+
+    exposed = total("exposed_communication", "waits_between_stages")
+    idle = total("data", "idle_device")
+    return shares | {"exposed_communication": exposed, "data_and_idle": idle, "run_id": one.run_id}
 
 
 _LARGEST = 1e15
@@ -195,6 +148,10 @@ def ingested_table(data: ReportData) -> Markup:
     """Return one row per ingested run; nothing where there is none."""
     unit, median = "TFLOP/s per GPU", "at the median step, without the first record"
     fits = "the convention that gives what is printed"
+
+    def said(row: Row) -> Markup | str:
+        return Markup("<br>").join(row["sentences"]) or NONE
+
     columns = (
         *(tables.RUN, tables.STATUS, tables.RAN, tables.text("family", "Log of")),
         tables.plain("logged", "Printed", unit, digits=4, hint="median without the first record"),
@@ -202,13 +159,7 @@ def ingested_table(data: ReportData) -> Markup:
         Column("factor", "Printed over ours", _factor),
         tables.text("fits", "Fits", fits, show=convention_title),
         tables.MFU,
-        Column(
-            "said",
-            "Warnings",
-            lambda row: Markup("<br>").join(row["sentences"]) or NONE,
-            numeric=False,
-            wide=True,
-        ),
+        Column("said", "Warnings", said, numeric=False, wide=True),
     )
     return tables.table(ingested_rows(data), columns, "ingested")
 
@@ -225,8 +176,8 @@ def _told(ingest: object) -> dict[str, Any]:
     tflops = object_of(found.get("tflops"))
     warnings = found.get("warnings")
     said = [str(item) for item in cast(list[Any], warnings)] if isinstance(warnings, list) else []
-    reason = tflops.get("reason")
-    said = [*([] if reason is None else [f"No count of ours: {reason}"]), *said]
+    if (reason := tflops.get("reason")) is not None:
+        said.insert(0, f"No count of ours: {reason}")
     return {
         "family": text_of(found.get("family")),
         "logged": _amount(tflops.get("logged")),
@@ -267,15 +218,11 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
         len(apart),
     )
     for row in sorted(apart, key=lambda row: -abs(math.log(row["factor"]))):
-        yield _disagreement(row)
-
-
-def _disagreement(row: Row) -> Markup:
-    fits = f"that is the count by {convention_title(row['fits'])}"
-    return Markup("{} prints {} TFLOP/s per GPU, {} our {}: {}.").format(
-        run_link(row["run_id"]),
-        number(row["logged"], 4),
-        _factor(row),
-        number(row["recounted"], 4),
-        fits if row["fits"] else "no known convention gives it",
-    )
+        fits = f"that is the count by {convention_title(row['fits'])}"
+        yield Markup("{} prints {} TFLOP/s per GPU, {} our {}: {}.").format(
+            run_link(row["run_id"]),
+            number(row["logged"], 4),
+            _factor(row),
+            number(row["recounted"], 4),
+            fits if row["fits"] else "no known convention gives it",
+        )

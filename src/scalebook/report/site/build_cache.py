@@ -19,7 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -103,39 +104,29 @@ Result = Measured | str  # a text says why a run cannot be measured
 Results = dict[str, tuple[str | None, Result]]  # by directory, with its fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRuns:
-    """A store of results by run directory, each good while the directory's files are the same.
+def measure(files: Mapping[str, str], path: Path, runs: Sequence[Run]) -> list[Result]:
+    """Return the result of each run, measured anew only where its files have changed.
 
-    ``files`` has the fingerprint of each directory of the folder of runs; ``kept`` is the file of
+    ``files`` has the fingerprint of each directory of the folder of runs; ``path`` is the file of
     results, whose name must stand for the code and the catalog that they come from.
     """
-
-    files: Mapping[str, str]
-    kept: Path
-
-    def measure(self, runs: Sequence[Run]) -> list[Result]:
-        """Return the result of each run, measured anew only where its files have changed."""
-        before = self._before()
-        results = {
-            run.path: before[run.path.name][1]
-            for run in runs
-            if run.path.name in before and before[run.path.name][0] == self.files.get(run.path.name)
-        }
-        missing = [run for run in runs if run.path not in results]
-        results |= dict(zip((run.path for run in missing), _each(missing), strict=True))
-        marked = {run.path.name: self.files.get(run.path.name) for run in runs}
-        now = {run.path.name: (marked[run.path.name], results[run.path]) for run in runs}
-        if missing or before.keys() != now.keys():
-            with suppress(ValueError):  # a text that no file can hold: measured again next time
-                keep(self.kept, TypeAdapter(Results).dump_json(now))
-        return [results[run.path] for run in runs]
-
-    def _before(self) -> Results:
-        try:
-            return TypeAdapter(Results).validate_json(kept(self.kept) or b"{}")
-        except ValidationError:
-            return {}
+    try:
+        before = TypeAdapter(Results).validate_json(kept(path) or b"{}")
+    except ValidationError:
+        before = Results()
+    marks = {run.path: files.get(run.path.name) for run in runs}
+    results = {
+        place: before[place.name][1]
+        for place, mark in marks.items()
+        if place.name in before and before[place.name][0] == mark
+    }
+    missing = [run for run in runs if run.path not in results]
+    results |= dict(zip((run.path for run in missing), _each(missing), strict=True))
+    now = {place.name: (mark, results[place]) for place, mark in marks.items()}
+    if missing or before.keys() != now.keys():
+        with suppress(ValueError):  # a text that no file can hold: measured again next time
+            keep(path, TypeAdapter(Results).dump_json(now))
+    return [results[run.path] for run in runs]
 
 
 def _each(runs: Sequence[Run]) -> list[Result]:
@@ -186,14 +177,14 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
     folder = cache / "built" / f"{code}-{together(files | older)[:24]}"
     if (before := kept_data(folder)) is not None:
         return before, folder
-    known = KnownRuns(files, cache / "measured" / f"{code}.json")
-    data = frames.read(place, known.measure)
+    known = cache / "measured" / f"{code}.json"
+    data = frames.read(place, partial(measure, files, known))
     if against is not None:
         data = replace(data, against=read_against(against, place))
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(ValueError):  # a text that no file can hold: read again next time
         keep_data(folder, data)
-    for newest in (folder, known.kept):
+    for newest in (folder, known):
         if newest.exists():
             forget_old(newest)
     return data, folder

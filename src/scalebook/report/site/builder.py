@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -102,7 +102,9 @@ def build(
     build_cache.forget_old(places.pages)
     index = places.output / (ONE_FILE if one_file else "index.html")
     if failed:
-        raise IncompleteReportError(_told(failed, places.menu, index))
+        words = " ".join(f"{page.title}: {text}" for page, text in failed.items())
+        many = f"{len(failed)} of {len(places.menu)} pages could not be built"
+        raise IncompleteReportError(f"{many}. {words} The others are in {index}.")
     return index
 
 
@@ -147,22 +149,13 @@ def _add_shared(places: Places, site: Path, built: str) -> None:
     shutil.copytree(stage / "data", site / "data", dirs_exist_ok=True)
 
 
-def _told(failed: Mapping[Page, str], pages: Sequence[Page], index: Path) -> str:
-    """Return in a line which pages failed and where the others are."""
-    words = " ".join(f"{page.title}: {text}" for page, text in failed.items())
-    many = f"{len(failed)} of {len(pages)} pages could not be built"
-    return f"{many}. {words} The others are in {index}."
-
-
 def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> None:
     """Say where the one file may be too large for what it is made for."""
-    size = path.stat().st_size
-    if size <= most:
-        return
-    say(
-        f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than {most / 1e6:.0f}: "
-        "send the folder of the site, or leave out runs."
-    )
+    if (size := path.stat().st_size) > most:
+        say(
+            f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than "
+            f"{most / 1e6:.0f}: send the folder of the site, or leave out runs."
+        )
 
 
 def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:

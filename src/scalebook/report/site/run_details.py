@@ -17,6 +17,7 @@ import polars as pl
 
 from scalebook.measure import registered
 from scalebook.measure.diagnosis import Diagnosis
+from scalebook.report.base.columns import words_of
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
 from scalebook.report.base.naming import (
@@ -31,7 +32,7 @@ from scalebook.report.base.naming import (
     work_words,
 )
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
-from scalebook.report.pages.throughput_page import PARTS, costly, diagnoses
+from scalebook.report.pages.throughput_page import costly, diagnoses
 from scalebook.report.site import build_cache
 
 PAGE = "run.html"
@@ -134,13 +135,10 @@ def _details(
 
 
 def _parts(found: Diagnosis) -> list[tuple[str, float]]:
-    known = found.waterfall.parts if found.waterfall else ()
+    labels = {name: words["label"] for name, words in words_of("waterfall").items()}
     return [
-        (
-            PARTS[one.name][0] if one.name in PARTS else headed(setting_words(one.name)),
-            one.step_fraction,
-        )
-        for one in known
+        (labels.get(one.name) or headed(setting_words(one.name)), one.step_fraction)
+        for one in (found.waterfall.parts if found.waterfall else ())
         if one.step_fraction
     ]
 

@@ -60,7 +60,10 @@ class _Scan(HTMLParser):
         if values.get(ASSETS.get(tag, "")):
             self.assets.append(values[ASSETS[tag]])
         self._style(values.get("style", ""))
-        if _needs_words(tag, values) and not (values.get("alt") or values.get("aria-label")):
+        role = values.get("role")
+        decorative = values.get("aria-hidden") == "true" or role == "presentation"
+        drawn = (tag == "img" or role == "img") and not decorative
+        if drawn and not (values.get("alt") or values.get("aria-label")):
             self.problems.append(f"a <{tag}> has no alternative text")
 
     def handle_endtag(self, tag: str) -> None:
@@ -72,29 +75,17 @@ class _Scan(HTMLParser):
         if self._inside == "style":
             self._style(data)
         elif self._inside == "spec":
-            self.problems += _spec_problems(data)
+            try:
+                if '"url":' in json.dumps(json.loads(data), separators=(",", ":")):
+                    self.problems.append("a chart loads its data from an address")
+            except ValueError:
+                self.problems.append("a chart's specification is not JSON")
         elif self._inside == "rows":
             # the rows of a long table that are made when they are shown
             self.ids.update(entry[1] for entry in json.loads(data) if entry[1])
 
     def _style(self, css: str) -> None:
         self.problems += [f"style asks for {url}" for url in CSS_ADDRESS.findall(css)]
-
-
-def _needs_words(tag: str, values: dict[str, str]) -> bool:
-    decorative = values.get("aria-hidden") == "true" or values.get("role") == "presentation"
-    return (tag == "img" or values.get("role") == "img") and not decorative
-
-
-def _spec_problems(text: str) -> Iterator[str]:
-    """Yield what is wrong with a chart's specification."""
-    try:
-        spec = json.loads(text)
-    except ValueError:
-        yield "a chart's specification is not JSON"
-        return
-    if '"url":' in json.dumps(spec, separators=(",", ":")):
-        yield "a chart loads its data from an address"
 
 
 def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
@@ -107,7 +98,11 @@ def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
     for path in sorted(site.rglob("*.html")):
         scan = _Scan()
         scan.feed(PLAIN_CELL.sub("", path.read_text(encoding="utf-8")))
-        _scan_rows(site, scan)
+        for name in scan.row_files:
+            if (site / name).is_file():
+                scan.ids.update(anchors_of_rows(site / name))
+            else:
+                scan.problems.append(f"reads rows from {name}, which is not in the site")
         scans[path.relative_to(site).as_posix()] = scan
     if run_details.PAGE in scans:  # made in the browser, from data
         scans[run_details.PAGE].ids |= run_details.places(site)
@@ -118,15 +113,6 @@ def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
         for url in CSS_ADDRESS.findall(path.read_text(encoding="utf-8")):
             problems.append(f"{path.relative_to(site)}: style asks for {url}")
     return tuple(problems)
-
-
-def _scan_rows(site: Path, scan: _Scan) -> None:
-    """Note the ids of the rows that a page reads from separate files."""
-    for name in scan.row_files:
-        if (site / name).is_file():
-            scan.ids.update(anchors_of_rows(site / name))
-        else:
-            scan.problems.append(f"reads rows from {name}, which is not in the site")
 
 
 def _addresses(

@@ -49,9 +49,7 @@ def write_assets(folder: Path, library: bytes, runs: pl.DataFrame) -> None:
 
 def run_facts(runs: pl.DataFrame) -> str:
     """Return the facets of every run as JSON: lists of values, a run's places, titles of values."""
-    values: list[list[str | None]] = [
-        runs[facet].unique(maintain_order=True).to_list() for facet in FACETS
-    ]
+    values = [runs[facet].unique(maintain_order=True).to_list() for facet in FACETS]
     places = [{value: place for place, value in enumerate(column)} for column in values]
     entries = [
         [run_id, *(places[i][row[i]] for i in range(len(FACETS)))]
@@ -82,8 +80,7 @@ def write_data(data: ReportData, folder: Path, cache: Path) -> None:
 def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
     """Write runs, steps and telemetry as ``csv`` or ``parquet``; return the files' names."""
     readings = telemetry_frame(data.directories)
-    frames = {"runs": data.runs, "steps": data.steps, "telemetry": readings}
-    return _write(folder, kind, frames)
+    return _write(folder, kind, {"runs": data.runs, "steps": data.steps, "telemetry": readings})
 
 
 def _write(folder: Path, kind: str, frames: Mapping[str, pl.DataFrame]) -> tuple[str, ...]:
@@ -102,15 +99,10 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
         pl.Series(name, [one if one is None else json.dumps(one) for one in values], pl.String)
         for name, values in lists.items()
     )
-    tame_formulas(flat).write_csv(path, datetime_format=TIMES)
-
-
-def tame_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with a quote before each text that a spreadsheet would run as a formula."""
     text = pl.col(pl.String)
-    return frame.with_columns(
-        pl.when(text.str.contains(r"^[=+\-@\t\r]")).then("'" + text).otherwise(text).name.keep()
-    )
+    # a quote before what a spreadsheet would run as a formula
+    tame = pl.when(text.str.contains(r"^[=+\-@\t\r]")).then("'" + text).otherwise(text)
+    flat.with_columns(tame.name.keep()).write_csv(path, datetime_format=TIMES)
 
 
 ROWS_FOLDER = "data/rows"
