@@ -119,6 +119,12 @@ def _steady(job: Job, observation: LogConfig, name: str) -> None:
         )
 
 
+def _split(known: LogConfig) -> int | None:
+    """Return the GPUs of a replica; trainers without context parallelism do not print its size."""
+    tensor, pipeline, context = map(known.size, SPLIT)
+    return tensor * pipeline * (context or 1) if tensor and pipeline else None
+
+
 Ways: TypeAlias = Iterator[tuple[str, int | None]]  # from what, and the value that it gives
 
 
@@ -153,10 +159,12 @@ def _worlds(job: Job, known: LogConfig) -> Ways:
     origin = "samples per second x sequence length over per-GPU tokens per second"
     yield origin, by([samples], [each], length)
     yield f"batch x sequence length {words}", by(["global_batch_size"], seconds, length)
-    sizes = [known.size(name) or 0 for name in (*SPLIT, "data_parallel_size")]
-    yield "product of the parallel sizes", math.prod(sizes) or None
+    sizes = [size for name in (*SPLIT, "data_parallel_size") if (size := known.size(name))]
+    both = known.size("data_parallel_size") and len(sizes) > 1
+    yield "product of the parallel sizes", math.prod(sizes) if both else None
     nodes, local = known.size("nodes"), known.size("gpus_per_node")
     yield "nodes x GPUs per node", nodes * local if nodes and local else None
+    yield "GPUs that the log says it uses", known.size("gpus_said") if not nodes else None
 
 
 def _of_whole_run(job: Job, above: str, below: str) -> Ways:
@@ -177,6 +185,10 @@ def _batches(job: Job, known: LogConfig) -> Ways:
             return None
         return only_integer(found[0] * factor, max(found[1], 2e-3))
 
+    total, length = known.size("total_batch"), known.size("sequence_length")
+    if total and length:
+        yield "total batch in tokens", total // length if total % length == 0 else None
+        yield "total batch", total if total < length else None
     gained = None if job.rounded else difference(job, "consumed_samples", "step")
     yield "samples gained over steps", gained
     yield "samples per second x step time", by_rate("samples_per_second", 1)
@@ -232,7 +244,7 @@ def complete(job: Job, known: LogConfig) -> None:
     _derive(known, world, _worlds(job, known))  # by the length of a sample
     _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
     _derive(known, length, _of_whole_run(job, "tokens_per_second", "samples_per_second"))
-    gpus, split = known.size(world), math.prod(known.size(name) or 0 for name in SPLIT)
+    gpus, split = known.size(world), _split(known)
     if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))
