@@ -95,7 +95,7 @@ STATED_PIECES = (
     "size", "Size", " BS: ", "teps = ", "GPUs", "devices", "ength", "len", "LEN", "LENGTH", "orld", " --",
     "dtype", "DTYPE", "recision", "bf16", "fp16", "bfloat16", "'--", "MEMBER", "odel", "processes",
     "BS=", "P=", "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes",
-    "accumulation_steps", "tp", "TP",
+    "accumulation_steps", "tp", "TP", "parallel", "_component_",
 )  # fmt: skip
 _WORLD = re.compile(
     r"(?<![\w.-])(?<!parallel )(?i:world[_ ]size(?:_in_use\")?)\s+(\d+)(?![\d.])"
@@ -125,8 +125,8 @@ _STATED = re.compile(
 _FLAG = re.compile(  # --tp-size is an inference engine's
     r"(?<![\w-])--(?:\w+\.)*(?!.p[-_]size)([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])"
 )
-_KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
-_ARGUMENTS = re.compile(r"(?:Arg(?:ument)?s|Namespace|[Cc]onfig)\(")
+_KEYWORD = re.compile(r"(?<![\w.])'?([a-z_]+)(?:=|': )(\d{1,9})(?=[,)}])")
+_ARGUMENTS = re.compile(r"(?:Arg(?:ument)?s|Namespace|[Cc]onfig)\(|\{'\w+': ")
 # Not of training: engines of inference, and the parts of a dump on what else they do.
 _ENGINE = re.compile(r"(?i)engine|server_?args|vllm|sglang|inference")
 _BESIDE = re.compile(
@@ -150,11 +150,13 @@ _FORMAT = re.compile(
 )
 
 
+_FP8 = re.compile(r"--fp8-format[ =](hybrid|e4m3)")
 _SIZE_OF_MODEL = r"[a-z][\w.-]*(?:[ -]\d[\d.x]*|\d)[bm]\b[\w.-]*"
 _MODEL = re.compile(
     r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
     r"|base_model|model(?:_(?:name|variant|path|id|type))?|building|loading (?:base )?model)"
     rf"(?:['\"]?\s*[:=|│]\s*|\s+|', )['\"]?(?:[\w.-]*/)*({_SIZE_OF_MODEL})"
+    r"|_component_: [\w.]+\.(?:q?lora_)?(\w+)"
 )
 _VARIANT = re.compile(r"-(?:instruct|base|chat|it|hf|v\d[\d.]*|\d{4})\b")
 
@@ -169,7 +171,7 @@ def model_in(line: str) -> str | None:
     found = _MODEL.search(line)
     if found is None:
         return None
-    said = _VARIANT.sub("", found[1].lower()).removeprefix("meta-")
+    said = _VARIANT.sub("", (found[1] or found[2]).lower()).removeprefix("meta-")
     return _models().get(re.sub(r"[-_. ]", "", said))
 
 
@@ -233,6 +235,8 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     single = "torchrun " in line and "nproc" in line and "nnodes" not in line
     if single or ("deepspeed " in line and "num_gpus" in line and "node" not in line):
         yield "nodes", 1
+    if "fp8" in line and (recipe := _FP8.search(line)):
+        yield "fp8", recipe[1]
     if number_format := _FORMAT.search(line):
         word = next(filter(None, number_format.groups())).lower()
         yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
@@ -240,7 +244,7 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
 
 _PEAK = re.compile(
     r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?(MiB|GiB)\b"
-    r"|Max CUDA memory allocated was ([\d.]+) GB"  # Llama cookbook: 2^30 bytes
+    r"|Max CUDA memory (?:allocated was|usage:) ([\d.]+) ([GM])B"  # of 2^30 and 2^20 bytes
 )
 
 
@@ -249,7 +253,7 @@ def peak_gib(line: str) -> float | None:
     found = _PEAK.search(line)
     if found is None:
         return None
-    return number(found[3] or found[1]) / (1024 if (found[2] or "G")[0] in "mM" else 1)
+    return number(found[3] or found[1]) / (1024 if (found[2] or found[4])[0] in "mM" else 1)
 
 
 # The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.

@@ -289,11 +289,16 @@ def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
             )
 
 
-def _check_platform(name: str, device: object, where: str) -> None:
+def _check_platform(name: str, device: object, where: str, known: LogConfig) -> None:
     platform = catalog.platform(name)
     if not isinstance(device, str):
         return
     found = catalog.accelerator_for_device(device)
+    if found is None:
+        known.notes.append(
+            f"{where} names the device '{device}', which the catalog does not know: whether it is "
+            f"that of --platform {name} cannot be checked."
+        )
     if found and platform.accelerator != found.name:
         raise IngestError(
             f"--platform {name} contradicts {where}, which names the device '{device}'. "
@@ -325,5 +330,5 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConf
     if "model" in supplied:
         _check_model(catalog.model(str(supplied["model"])), known, where)
     if "platform" in supplied:
-        _check_platform(str(supplied["platform"]), job.details.get("device"), where)
+        _check_platform(str(supplied["platform"]), job.details.get("device"), where, known)
     return known

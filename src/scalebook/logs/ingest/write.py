@@ -62,7 +62,7 @@ def observed_settings(known: LogConfig) -> dict[str, Any]:
     """Return RunConfig's names with the values that a log stated or implied."""
     values = {name: known.values[name] for name in _SETTINGS if name in known.values}
     precision = precision_of(known)
-    if precision and "precision" not in values:
+    if precision == "fp8" or (precision and "precision" not in values):
         values["precision"] = precision
     granularity = known.values.get("recompute_granularity")
     if granularity in ("none", "selective"):
