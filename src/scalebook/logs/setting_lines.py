@@ -25,6 +25,10 @@ _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
     r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model[- ])?parallel)"
     r"(?:[- ]size: | with size )(\d+)"
 )
+_RANKS_OF_GROUP = re.compile(
+    r"Rank 0 has (data|context|tensor|pipeline)(?: model)? parallel group ?: \[([\d, ]+)\]"
+)
+_MICRO_BATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
 )
@@ -67,7 +71,17 @@ def device_in(text: str) -> str | None:
     return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
 
 
-GROUP_PIECES = ("using world size", "tensor parallel size: ", " model parallel with size ")
+_PROCESS = re.compile(r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* ", re.MULTILINE)
+
+
+def busy_gpus(text: str) -> int:
+    """Return on how many GPUs a process of Python runs, by the table of nvidia-smi."""
+    return len(set(_PROCESS.findall(text)))
+
+
+GROUP_PIECES = (
+    "Rank 0 has", "number of micro", "using world size", "tensor parallel size: ", " model parallel with size ",
+)  # fmt: skip
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
 # Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
@@ -93,7 +107,7 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 # Sizes, the number format and the model in lines of any trainer or launcher.
 STATED_PIECES = (
     "size", "Size", " BS: ", "teps = ", "GPUs", "devices", "ength", "len", "LEN", "LENGTH", "orld", " --",
-    "dtype", "DTYPE", "recision", "bf16", "fp16", "bfloat16", "'--", "MEMBER", "odel", "processes",
+    "dtype", "DTYPE", "recision", "bf16", "fp16", "float16", "fp8", "uantization", "'--", "MEMBER", "odel", "processes",
     "BS=", "P=", "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes",
     "accumulation_steps", "tp", "TP", "parallel", "_component_",
 )  # fmt: skip
@@ -108,7 +122,7 @@ _WORK = tuple(
     name
     for name, ours in SIZES.items()
     if "_" in name
-    and ours.endswith(("total_batch", "batch_size", "parallel_size", "sequence_length", "accumulation_steps", "world_size"))
+    and ours.endswith(("sample_limit", "total_batch", "batch_size", "parallel_size", "sequence_length", "accumulation_steps", "world_size"))
 )
 _FIGURE = r"([1-9]\d{0,2}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d| *(?:tokens|tok\b))"
 
@@ -128,6 +142,7 @@ _FLAG = re.compile(  # --tp-size is an inference engine's
 _KEYWORD = re.compile(r"(?<![\w.])'?([a-z_]+)(?:=|': )(\d{1,9})(?=[,)}])")
 _ARGUMENTS = re.compile(r"(?:Arg(?:ument)?s|Namespace|[Cc]onfig)\(|\{'\w+': ")
 # Not of training: engines of inference, and the parts of a dump on what else they do.
+_OPTIONS = names("options")
 _ENGINE = re.compile(r"(?i)engine|server_?args|vllm|sglang|inference")
 _BESIDE = re.compile(
     r"['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|ref|critic|reward\w*)['\"]?\s*[:=]\s*"
@@ -147,10 +162,12 @@ _FORMAT = re.compile(
     r"(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
     r"|(?<![\w.-])['\"]?(bf16|fp16)['\"]?\s*[:=]\s*(?:\{['\"]enabled['\"]: )?true\b"
     r"|(?<!\S)--(bf16|fp16)(?=\s*$|\s+(?:-|\\|true))"
+    r"|(?<![\w'\"])torch_dtype[:=] ?(?:torch\.)?(bf16|bfloat16|fp16|float16)"
+    r"|\busing torch\.(float16|bfloat16) for parameters"
 )
 
 
-_FP8 = re.compile(r"--fp8-format[ =](hybrid|e4m3)")
+_FP8 = re.compile(r"--fp8-format[ =](hybrid|e4m3)|\bquantization['\"]?[:=] ?['\"]?(fp8)\b")
 _SIZE_OF_MODEL = r"[a-z][\w.-]*(?:[ -]\d[\d.x]*|\d)[bm]\b[\w.-]*"
 _MODEL = re.compile(
     r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
@@ -220,7 +237,8 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     options += _STATED.findall(line)
     options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
     for name, digits in options:
-        ours = SIZES.get(re.sub("[- ]", "_", name.lower()))
+        plain = re.sub("[- ]", "_", name.lower())
+        ours = SIZES.get(plain) or _OPTIONS.get(plain)
         if ours and (size := integer(digits.replace(",", ""))):
             yield ours, size
     for name, digits in _VARIABLE.findall(line) if "=" in line else ():
@@ -236,14 +254,16 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     if single or ("deepspeed " in line and "num_gpus" in line and "node" not in line):
         yield "nodes", 1
     if "fp8" in line and (recipe := _FP8.search(line)):
-        yield "fp8", recipe[1]
+        yield "fp8", recipe[1] or recipe[2]
     if number_format := _FORMAT.search(line):
         word = next(filter(None, number_format.groups())).lower()
         yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
 
 
+MEMORY_PIECES = ("eak", "Max CUDA", "Memory used")
 _PEAK = re.compile(
     r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?(MiB|GiB)\b"
+    r"|^Memory used: ([\d.]+) GB$"  # LitGPT: 10^9 bytes
     r"|Max CUDA memory (?:allocated was|usage:) ([\d.]+) ([GM])B"  # of 2^30 and 2^20 bytes
 )
 
@@ -253,7 +273,9 @@ def peak_gib(line: str) -> float | None:
     found = _PEAK.search(line)
     if found is None:
         return None
-    return number(found[3] or found[1]) / (1024 if (found[2] or found[4])[0] in "mM" else 1)
+    if found[3]:
+        return number(found[3]) * 1e9 / 2**30
+    return number(found[4] or found[1]) / (1024 if (found[2] or found[5])[0] in "mM" else 1)
 
 
 # The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.
@@ -340,6 +362,10 @@ def assigned(line: str) -> tuple[str, Value] | None:
 
 def scan(line: str) -> Iterator[tuple[str, Value]]:
     """Yield the settings that a line of a dump, or of the sizes of groups, states."""
+    if "Rank 0 has" in line and (group := _RANKS_OF_GROUP.search(line)):  # NeMo
+        yield f"{group[1]}_parallel_size", group[2].count(",") + 1
+    if "icro" in line and (count := _MICRO_BATCHES.search(line)):
+        yield "num_microbatches", integer(count[1])
     if " size" in line and any(piece in line for piece in GROUP_PIECES):
         for encoder, kind, digits in _GROUP_SIZES.findall(line):
             if not encoder and integer(digits) >= 1:

@@ -110,6 +110,8 @@ class LineDialect(Dialect):
         stated = any(piece in text for piece in setting_lines.STATED_PIECES)
         if "device" not in self.out.job.details and (found := setting_lines.device_in(text)):
             self.out.job.details["device"] = found
+        if "Processes:" in text and (gpus := setting_lines.busy_gpus(text)):
+            self.out.tell("gpus_said", gpus, weak=True)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
         if setting_lines.packs(text):
@@ -133,7 +135,7 @@ class LineDialect(Dialect):
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
-                if (stated or "eak" in line or "Max CUDA" in line) and not self._evaluates:
+                if (stated or any(one in line for one in setting_lines.MEMORY_PIECES)) and not self._evaluates:
                     self._stated(line)
 
     def _stated(self, line: str) -> None:

@@ -248,12 +248,44 @@ def complete(job: Job, known: LogConfig) -> None:
     if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))
+    pieces, size = known.size("num_microbatches"), known.size(batch)
+    if pieces and size and size % pieces == 0:
+        each, origin = size // pieces, "batch over micro batches"  # of one of each replica
+        both = ("micro_batch_size", "data_parallel_size")
+        for name, other in (both, both[::-1]):
+            shared = known.size(other) or (1 if each == 1 else 0)
+            fits = shared and each % shared == 0
+            _derive(known, name, iter([(origin, each // shared if fits else None)]))
     sizes = [known.size(name) for name in ("micro_batch_size", "gradient_accumulation_steps")]
     replicas = known.size("data_parallel_size") or (gpus if job.dialect in _FINE_TUNERS else None)
     if whole := math.prod(size or 0 for size in (*sizes, replicas)):
         _derive(known, batch, iter([("micro batch x accumulation x replicas", whole)]))
+    limit = known.size("sample_limit") if known.values.get("packed_sequences") is True else None
+    _derive(known, length, iter([("the most tokens of a packed sample", limit)]))
+    _of_one_device(known)
+    _by_samples(job, known)
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
+
+
+def _by_samples(job: Job, known: LogConfig) -> None:
+    """Give the rows that print samples per second the time of a step, or tokens per second."""
+    batch, length = known.size("global_batch_size"), known.size("sequence_length")
+    rates = job.table.column("samples_per_second")
+    if job.table.has("seconds") or not job.table.has("samples_per_second"):
+        return
+    if batch:
+        job.table.set_column("seconds", (batch / one if one > 0 else math.nan for one in rates))
+    elif length and not job.table.has("tokens_per_second"):
+        job.table.set_column("tokens_per_second", (one * length for one in rates))
+
+
+def _of_one_device(known: LogConfig) -> None:
+    """Take a batch with fewer samples than GPUs, where no model is split, as that of one GPU."""
+    gpus, batch, split = known.size("world_size"), known.size("global_batch_size"), map(known.size, SPLIT)
+    if gpus and batch and batch < gpus and not any(split) and "micro_batch_size" not in known.values:
+        known.put("micro_batch_size", batch, "derived", "a batch of fewer samples than GPUs")
+        del known.values["global_batch_size"], known.provenance["global_batch_size"]
 
 
 # Options of the command whose names are not those of the settings.
