@@ -199,7 +199,6 @@ class IterationDialect(LineDialect):
     """Iteration lines, whole or wrapped, with the lines around them that belong to them."""
 
     markers = MARKERS
-    assignments = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ RATES = {
 TIMED = {"seconds", *RATES}
 _STEP = re.compile(
     r"(?<![\w/])(?<!inner )(?<!micro )(?:global[ _]?)?"
-    r"(?:step|iter|iters|iteration|num_updates)['\"]?(?:\s*[:=#]\s*|\s+)\[?['\"]?"
+    r"(?:step|iter|iters|iteration|num_updates|update(?=[=:]))['\"]?(?:\s*[:=#]\s*|\s+)\[?['\"]?"
     r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
     r"|(?:^|[\[(])(\d{1,9})/(\d{1,9})[\])]?(?=[ :,|-]{1,4}(?:\w{1,20}[ _/])?loss\b)"
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]"  # MMEngine and XTuner
@@ -149,7 +149,8 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?(/gpu|/device|)\b(?!/)"
+    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?(/gpu|/device|)\b(?!/)",
+    re.IGNORECASE,
 )
 # A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
 _BARE_TIME = re.compile(
@@ -209,12 +210,14 @@ def _named() -> re.Pattern[str]:
     longest = sorted(_columns(), key=len, reverse=True)
     names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
     return re.compile(
-        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
+        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)"
+        r"(?:(?:train|training|perf|performance|metrics?|timings?|throughput|speed|stats)[/.])?"
+        rf"({names})"
         r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?"
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-        r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:]|-\d)"
         r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
-        r"(?:/(?:gpu|device))?|)",
+        r"(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
         re.IGNORECASE,
     )
 

@@ -30,7 +30,8 @@ _RANKS_OF_GROUP = re.compile(
 )
 _MICRO_BATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 _ASSIGNED = re.compile(
-    r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
+    r"[\s#\[│┃║|-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?(?:\s*[:=]\s*|\s{2,})['\"]?([\w.+-]+)['\"]?"
+    r"\s*,?\s*(?:#.*|[│┃║|])?$"
 )
 # Devices that the catalog does not know; their name is kept, and they have no peak.
 _OTHER_DEVICE = re.compile(
@@ -158,7 +159,7 @@ _PROCESSES = re.compile(
 )
 _FORMAT = re.compile(
     r"(?i)(?<![a-z_])(?:(?:compute[_ ])?dtype|mixed[_ ]precision(?:_param)?|precision|data_type)['\"]?"
-    r"\s*(?:[:=|│]|\.{2,})\s*['\"]?(?:<?[\w ]*[. '])?(?:amp_)?"
+    r"(?:\s*(?:[:=|│]|\.{2,})\s*|\s{2,})['\"]?(?:<?[\w ]*[. '])?(?:amp_)?"
     r"(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
     r"|(?<![\w.-])['\"]?(bf16|fp16)['\"]?\s*[:=]\s*(?:\{['\"]enabled['\"]: )?true\b"
     r"|(?<!\S)--(bf16|fp16)(?=\s*$|\s+(?:-|\\|true))"

@@ -62,7 +62,7 @@ def _whole(line: str, before: str) -> str:
 class LineDialect(Dialect):
     """A dialect that is read line by line."""
 
-    assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
+    assignments: ClassVar[bool] = True  # whether ``name: value`` lines tell the configuration
     cut = False
     rank: int | None = None  # whose log this is
     traceback = False  # the exception that ends it comes soon
@@ -161,7 +161,7 @@ class LineDialect(Dialect):
         if "mbs" in line or "gbs" in line:
             for name, size in setting_lines.batch_in_name(line):
                 self.out.tell(name, size, weak=True)
-        if ":" in line or "=" in line:
+        if ":" in line or "=" in line or "  " in line:
             text = split_rank(line)[1]
             deep = len(text) - len(text.lstrip())
             self._evaluates = deep > self._evaluation

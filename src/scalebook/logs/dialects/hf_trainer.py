@@ -238,7 +238,6 @@ class HFTrainer(LineDialect):
         re.MULTILINE,
     )
 
-    assignments = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,6 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:", "train time:")
-    assignments = True
     signature = re.compile(
         r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}(?:iter|train) time: +[\d.]+ ?m?s\b"
     )

@@ -25,7 +25,6 @@ class TorchTitan(LineDialect):
     name = "torchtitan"
     markers = ("step:",)
     signature = re.compile(rf"{_STEP}loss: +\S+ [^\n]{{0,200}}\b(?:tps|wps): ")
-    assignments = True
 
     def line(self, line: str) -> bool:
         """Take a record, or the line that says what the trainer starts with."""
@@ -73,7 +72,6 @@ class Torchtune(LineDialect):
     name = "torchtune"
     markers = ("loss:", "|Loss: ")
     signature = re.compile(r"\bStep \d+ +\| loss:\S+ |\b\d+\|\d+\|Loss: [\d.]+")
-    assignments = True
     _rate, _last, _epochs = False, -1, 0
 
     def line(self, line: str) -> bool:

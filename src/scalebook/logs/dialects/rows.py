@@ -210,7 +210,7 @@ def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False
         found = _own(name, text) or _size(short, text) or setting_lines.assigned(line)
         if found:
             out.tell(*found, weak=weak)
-        elif weak and "precision" in short:
+        elif weak and isinstance(value, str):
             for one in setting_lines.stated(line):
                 out.tell(*one, weak=True)
         if short in _DEVICES and (device := setting_lines.device_in(text)):
