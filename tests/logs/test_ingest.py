@@ -1318,7 +1318,7 @@ def test_a_batch_is_what_most_steps_gain_of_samples(samples, batch):
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "context_parallel_size": 1,
           "data_parallel_size": 3}, "world_size", 24),
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "data_parallel_size": 3},
-         "world_size", None),
+         "world_size", 24),
         ({"world_size": 16, "tensor_parallel_size": 2, "pipeline_parallel_size": 2,
           "context_parallel_size": 1}, "data_parallel_size", 4),
         ({"world_size": 6, "tensor_parallel_size": 4, "pipeline_parallel_size": 1,

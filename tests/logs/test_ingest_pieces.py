@@ -25,7 +25,7 @@ from scalebook.logs.source import Unwrapped, clean
 # Dialects whose records come in several lines, or wait for a later line or the end of the file.
 KEPT_BACK = {
     *("deepspeed", "hf-trainer", "megatron-bridge", "megatron-deepspeed", "megatron-lm"),
-    *("primus-megatron", "slime", "swissarmytransformer"),
+    *("litgpt", "primus-megatron", "slime", "swissarmytransformer"),
 }
 
 

@@ -95,7 +95,7 @@ SIZES: dict[str, dict[str, int]] = {
     "primus_new_keys.log": {W: 16, G: 48, S: 4096},
     "bridge_wrapped.log": {G: 32},
     "bridge_step_time_only.log": {},
-    "gpt_neox.log": {W: 8, T: 2, P: 1, G: 64, M: 8, S: 2048},
+    "gpt_neox.log": {W: 8, T: 2, P: 1, D: 4, G: 64, M: 8, S: 2048},
     "torchtitan.log": {W: 8, T: 2, G: 12, M: 3, S: 4096},
     "nemo2.log": {G: 128},
     "nanochat.log": {W: 8, G: 64, M: 4, S: 1024},

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 
 from scalebook.logs.causes import ONE_PROCESS, Ending, weightier
-from scalebook.logs.job import COLUMNS, Job
+from scalebook.logs.job import COLUMNS, SAME_LOSS, Job
 from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
 from scalebook.logs.setting_lines import Value
@@ -16,7 +16,6 @@ from scalebook.settings import PARALLEL_SIZES, named
 MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
 _AT_ONCE = 2.0  # s between the records that ranks print of one step
-SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 _SAME_FIRST_LOSS = 2e-3  # those of the first: before it, all trainings of a model are close
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
@@ -230,9 +229,10 @@ class Collector:
             return False
         if world is not None and job.world is not None and world != job.world:
             return True
+        afresh = number <= 1 and number == job.first_step
         changed = (
             name in self._pending and settings.get(name, self._pending[name]) != self._pending[name]
-            for name in IDENTITY
+            for name in (IDENTITY + SIZES if afresh else IDENTITY)
         )
         if any(changed):
             return True

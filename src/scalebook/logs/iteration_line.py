@@ -112,7 +112,7 @@ def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | N
         fields.pop()
     before = line[: found.start()]
     if "|" in before:
-        fields = before.split("|")[:-1] + fields
+        fields = before.rpartition("]")[2].split("|")[:-1] + fields
     for text in fields[:64]:
         _field(text, row, digits)
     whole = not cut and line.rstrip().endswith("|") and "seconds" not in row
@@ -199,7 +199,6 @@ class IterationDialect(LineDialect):
     """Iteration lines, whole or wrapped, with the lines around them that belong to them."""
 
     markers = MARKERS
-    assignments = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 _HIGHER = 1.3  # times the loss before: not of the same training
 _OTHER_PACE = 1.25  # times as fast
 
@@ -174,23 +175,47 @@ class Job:
         return None if math.isnan(value) else int(value)
 
     def apart(self) -> list[Job]:
-        """Return the jobs that stand in quoted blocks whose steps rise: one where all may be one.
+        """Return the jobs that stand in quoted blocks whose steps rise, or one behind another.
 
-        Behind a gap in the steps, another pace or a higher loss is that of another run.
+        Behind a gap in the steps, another pace or a higher loss is that of another run. So is
+        another pace, or another curve of the loss, behind a start from the first step.
         """
-        for at, row in enumerate(self.blocks):
-            ends = [0, *self.blocks, len(self.table)]
-            if len(self.attempts) == 1 and self._another(slice(ends[at], row), row, ends[at + 2]):
-                before, after = deepcopy(self), deepcopy(self)
-                before.table.keep([one < row for one in range(len(self.table))])
-                after.table.keep([one >= row for one in range(len(self.table))])
-                before.blocks, after.blocks = (
-                    self.blocks[:at],
-                    [one - row for one in self.blocks[at + 1 :]],
-                )
-                before.ending, before.finished = None, False
-                return [before, *after.apart()]
-        return [self]
+        ends = [0, *self.blocks, len(self.table)]
+        rows = [
+            row
+            for at, row in enumerate(self.blocks)
+            if len(self.attempts) == 1 and self._another(slice(ends[at], row), row, ends[at + 2])
+        ]
+        ends = [*self.attempts, len(self.table)]
+        rows += [
+            row
+            for at, row in enumerate(self.attempts[1:])
+            if self._afresh(ends[at], row, ends[at + 2])
+        ]
+        return self._parted(rows[0]) if rows else [self]
+
+    def _parted(self, row: int) -> list[Job]:
+        before, after = deepcopy(self), deepcopy(self)
+        before.table.keep([one < row for one in range(len(self.table))])
+        after.table.keep([one >= row for one in range(len(self.table))])
+        before.blocks = [one for one in self.blocks if one < row]
+        after.blocks = [one - row for one in self.blocks if one > row]
+        before.attempts = [one for one in self.attempts if one < row]
+        after.attempts = [0, *(one - row for one in self.attempts if one > row)]
+        for job in (before, after):
+            job.counts.restarts = len(job.attempts) - 1
+        before.ending, before.finished = None, False
+        return [before, *after.apart()]
+
+    def _afresh(self, start: int, row: int, end: int) -> bool:
+        """Whether an attempt from the first step on is of another run than the one before it."""
+        steps, losses = self.table.column("step"), self.table.column("loss")
+        known = dict(zip(steps[start:row], losses[start:row], strict=True))
+        both = [(known[s], x) for s, x in zip(steps[row:end], losses[row:end], strict=True) if s in known]
+        if steps[row] > 1 or steps[row] != steps[start] or len(both) < 3:
+            return False
+        apart = sum(abs(one - other) > SAME_LOSS * abs(one) for one, other in both)
+        return 2 * apart > len(both) or self._other_pace(slice(start + 1, row), slice(row + 1, end))
 
     def _another(self, before: slice, row: int, end: int) -> bool:
         """Whether the block of records from a row on is of another run than the one before it."""
@@ -198,13 +223,15 @@ class Job:
         gaps = [b - a for a, b in pairwise(steps[before])]
         if not gaps or end - row < 2 or not steps[row] - steps[row - 1] > 1.5 * max(gaps):
             return False
-        if losses[row] > _HIGHER * losses[row - 1]:
-            return True
+        higher = losses[row] > _HIGHER * losses[row - 1]
+        return higher or self._other_pace(before, slice(row + 1, end))
+
+    def _other_pace(self, before: slice, after: slice) -> bool:
         for name in ("seconds", "tokens_per_second", "tokens_per_second_per_gpu"):
             column = self.table.column(name)
             both = [
                 statistics.median([one for one in part if one > 0] or [MISSING])
-                for part in (column[before], column[row + 1 : end])
+                for part in (column[before], column[after])
             ]
             if max(both) > _OTHER_PACE * min(both):
                 return True

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 
-from scalebook.logs.job import Job
+from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.numbers import MISSING, alternatives, clock_seconds, integer, number, scaled
 
 BAR = re.compile(
     r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+|\?)\s*(s/it|it/s)"
 )  # tqdm: done, total, elapsed, rate
+_LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining:12:40 elapsed:01:02
+    r"([\d.]+k?)it/([\d.]+k?)it rate: ?([\d.?]+)(s/it|it/s) remaining:\S+ elapsed:([\d:]+)"
+)
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
 _SAME_TOKENS = 0.01
@@ -31,20 +34,27 @@ def pairs(
     return row
 
 
+def _drawn(text: str) -> re.Match[str] | None:
+    return BAR.search(_LOGGED.sub(_as_drawn, text) if "it rate:" in text else text)
+
+
+def _as_drawn(found: re.Match[str]) -> str:
+    done, total = (f"{scaled(one.upper()):.0f}" for one in found.group(1, 2))
+    return f"{done}/{total} [{found[5]}<?, {found[3]}{found[4]}]"
+
+
 def bar_seconds(text: str) -> float:
     """Return seconds an iteration from a tqdm bar (smoothed and rounded), NaN without one."""
-    found = BAR.search(text)
-    if found is None:
-        return MISSING
-    rate = number(found[4])
-    if not rate > 0:
+    found = _drawn(text)
+    rate = number(found[4]) if found else MISSING
+    if found is None or not rate > 0:
         return MISSING
     return rate if found[5] == "s/it" else 1 / rate
 
 
 def bar_state(text: str) -> tuple[int, int, float] | None:
     """Return done, total and elapsed seconds of a tqdm bar, None without one."""
-    found = BAR.search(text)
+    found = _drawn(text)
     return (integer(found[1]), integer(found[2]), clock_seconds(found[3])) if found else None
 
 
@@ -107,6 +117,16 @@ def tokens_from_totals(job: Job) -> None:
     table.set_column("tokens_per_second", rates)
 
 
+# What a table of rows and the option --map call a column -> ours and its scale.
+TARGETS: dict[str, tuple[str, float]] = {
+    **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "held", "not_finite")},
+    "step_seconds": ("seconds", 1.0),
+    "step_milliseconds": ("seconds", 1e-3),
+    "iterations_per_second": ("iterations_per_second", 1.0),
+    "tflops_per_second_per_gpu": ("tflops_per_gpu", 1.0),
+    "time": ("clock", 1.0),
+    "mfu_percent": ("mfu", 0.01),
+}
 RATES = {
     *("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
     "samples_per_second_per_gpu",
@@ -114,9 +134,9 @@ RATES = {
 TIMED = {"seconds", *RATES}
 _STEP = re.compile(
     r"(?<![\w/])(?<!inner )(?<!micro )(?:global[ _]?)?"
-    r"(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
+    r"(?:step|iter|iters|iteration|num_updates|update(?=[=:]))['\"]?(?:\s*[:=#]\s*|\s+)\[?['\"]?"
     r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
-    r"|^(\d{1,9})/(\d{1,9})(?= +(?:train_)?loss:)"
+    r"|(?:^|[\[(])(\d{1,9})/(\d{1,9})[\])]?(?=[ :,|-]{1,4}(?:\w{1,20}[ _/])?loss\b)"
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]"  # MMEngine and XTuner
     r"|\bminiE \d+ s (\d{1,9})\b",  # RWKV-LM
     re.IGNORECASE,
@@ -129,9 +149,15 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?)/s)(?:ec)?\b(?!/)"
+    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?(/gpu|/device|)\b(?!/)",
+    re.IGNORECASE,
 )
-_BARE_TIME = re.compile(r"\| ([\d.]{1,12})s \|")
+# A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
+_BARE_TIME = re.compile(
+    r"(?:[|(,] *|\b(?:iter|step|batch|took)[:= ]+)([\d.]{1,12}) ?(m?)s"
+    r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,);]| *$))"
+)
+_SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[ *(\d+)/\d+ \(")  # of an epoch
 _EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 
@@ -162,7 +188,12 @@ _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
 @cache
 def _columns() -> dict[str, tuple[str, float]]:
     """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
-    found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
+    found = {
+        name.replace("_", " "): TARGETS[target]
+        for target, of in alternatives("rows").items()
+        for name in of
+        if target not in ("step", "time", "global_batch_size", "consumed_samples")
+    } | {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
     times = [name for name, (column, _) in found.items() if column == "seconds"]
     found |= {f"ms/{each}": ("seconds", 1e-3) for each in ("batch", "step", "iter")}
     for unit, scale in (("ms", 1e-3), ("s", 1.0)):
@@ -179,12 +210,14 @@ def _named() -> re.Pattern[str]:
     longest = sorted(_columns(), key=len, reverse=True)
     names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
     return re.compile(
-        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
-        r"(?:\s*[:=]\s*|\s+)"
+        rf"(?<![\w/-])(?<!val )(?<!valid )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)"
+        r"(?:(?:train|training|perf|performance|metrics?|timings?|throughput|speed|stats)[/.])?"
+        rf"({names})"
+        r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?"
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
-        r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:]|-\d)"
         r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
-        r"(?:/(?:gpu|device))?|)",
+        r"(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
         re.IGNORECASE,
     )
 
@@ -224,10 +257,13 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     for key, text, unit in _named().findall(line):
         column, scale = _columns()[re.sub("[-_ ]+", " ", key.lower())]
         row.setdefault(*cell(column, scaled(text.upper()) * scale, unit.lower()))
-    if not row.keys() & RATES and (bare := _BARE.search(line)):
-        row.setdefault(*cell("by_unit", scaled(bare[1].upper()), bare[2].lower()))
+    for figure, unit, each in _BARE.findall(line):
+        kind = unit.lower() if unit[0] != "/" else f"samples{unit}"
+        row.setdefault(*cell("by_unit", scaled(figure.upper()), kind + each.lower()))
     if bare := _BARE_TIME.search(line):
-        row.setdefault("seconds", number(bare[1]))
+        row.setdefault("seconds", number(bare[1]) * (1e-3 if bare[2] else 1.0))
+    if samples := _SAMPLES.search(line):
+        row.setdefault("consumed_samples", number(samples[1]))
     if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
         row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
     row.pop("", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -25,8 +25,13 @@ _GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
     r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model[- ])?parallel)"
     r"(?:[- ]size: | with size )(\d+)"
 )
+_RANKS_OF_GROUP = re.compile(
+    r"Rank 0 has (data|context|tensor|pipeline)(?: model)? parallel group ?: \[([\d, ]+)\]"
+)
+_MICRO_BATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 _ASSIGNED = re.compile(
-    r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
+    r"[\s#\[│┃║|-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?(?:\s*[:=]\s*|\s{2,})['\"]?([\w.+-]+)['\"]?"
+    r"\s*,?\s*(?:#.*|[│┃║|])?$"
 )
 # Devices that the catalog does not know; their name is kept, and they have no peak.
 _OTHER_DEVICE = re.compile(
@@ -67,7 +72,17 @@ def device_in(text: str) -> str | None:
     return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
 
 
-GROUP_PIECES = ("using world size", "tensor parallel size: ", " model parallel with size ")
+_PROCESS = re.compile(r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* ", re.MULTILINE)
+
+
+def busy_gpus(text: str) -> int:
+    """Return on how many GPUs a process of Python runs, by the table of nvidia-smi."""
+    return len(set(_PROCESS.findall(text)))
+
+
+GROUP_PIECES = (
+    "Rank 0 has", "number of micro", "using world size", "tensor parallel size: ", " model parallel with size ",
+)  # fmt: skip
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
 # Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
@@ -90,51 +105,83 @@ _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: 
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
-# Sizes and the number format in lines of any trainer or launcher, and options of a command.
+# Sizes, the number format and the model in lines of any trainer or launcher.
 STATED_PIECES = (
-    "atch size", " BS: ", "teps = ", "GPUs = ", "ength", "orld", " --", "dtype", "DTYPE",
-    "precision", "'--", "MEMBER", "model_name", "base_model", "oading model",
-    "oading base model", "model: ", "BS=", "P=", "LEN", "SIZE=", "mpi", "Args(", "Arguments(",
-    "device mesh with", "_size=",
+    "size", "Size", " BS: ", "teps = ", "GPUs", "devices", "ength", "len", "LEN", "LENGTH", "orld", " --",
+    "dtype", "DTYPE", "recision", "bf16", "fp16", "float16", "fp8", "uantization", "'--", "MEMBER", "odel", "processes",
+    "BS=", "P=", "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes",
+    "accumulation_steps", "tp", "TP", "parallel", "_component_",
 )  # fmt: skip
 _WORLD = re.compile(
-    r"(?<![\w.-])(?<!parallel )(?i:(?:dist_|distributed )?world[_ ]size(?:_in_use\")?)"
-    r"(?:\s*[:=]\s*|\s+)(\d+)(?![\d.])"
+    r"(?<![\w.-])(?<!parallel )(?i:world[_ ]size(?:_in_use\")?)\s+(\d+)(?![\d.])"
     r"|\bMEMBER: \d+/(\d+)"  # Lightning
+    r"|\b(?i:distributed [\w ]{0,40}|total [\w ]{0,60}GPUs\b[\w ]{0,40})[:,=]? (?:with )?(\d+)(?=\s|\.?$)"
+)
+_GPUS = re.compile(r"(?i)\b(?:training|running|using|runs?) (?:on|with)? ?(\d{1,6}) ?x? (?:GPUs|devices|ranks)\b")
+# What may stand in any line; other names need an option, a call, an assignment or a row.
+_WORK = tuple(
+    name
+    for name, ours in SIZES.items()
+    if "_" in name
+    and ours.endswith(("sample_limit", "total_batch", "batch_size", "parallel_size", "sequence_length", "accumulation_steps", "world_size"))
+)
+_FIGURE = r"([1-9]\d{0,2}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d| *(?:tokens|tok\b))"
+
+
+def _any_of(of: Iterable[str]) -> str:
+    longest = sorted(of, key=len, reverse=True)
+    return "|".join(re.escape(name).replace("_", "[-_ ]") for name in longest)
+
+
+_STATED = re.compile(
+    rf"(?i)(?<![\w-])(?<!parallel )(?:\w+[./]){{0,8}}({_any_of(_WORK)})['\"]?(?: [A-Z](?![A-Z]))?(?: \([^)\n]{{0,60}}\))?"
+    rf"(?:\s*[:=|│]\s*| is )['\"]?{_FIGURE}"
 )
 _FLAG = re.compile(  # --tp-size is an inference engine's
     r"(?<![\w-])--(?:\w+\.)*(?!.p[-_]size)([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])"
 )
-_KEYWORD = re.compile(r"(?<![\w.])([a-z_]+)=(\d{1,9})(?=[,)])")
-_ARGUMENTS = re.compile(r"(?<!Engine)(?<!Server)Arg(?:ument)?s\(")  # not of an inference engine
-# Of Hydra or NeMo-Run, but for what does not train; train_batch_size counts prompts.
-_OVERRIDE = re.compile(
-    r"(?<!\S)\+{0,2}(?!\S{0,99}\b(?:\w{0,20}validation\w{0,20}|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
-    r"(?:\w{1,40}\.){1,8}(?!train_batch_size)(\w{1,60})=(\d{1,9})(?!\S)"
+_KEYWORD = re.compile(r"(?<![\w.])'?([a-z_]+)(?:=|': )(\d{1,9})(?=[,)}])")
+_ARGUMENTS = re.compile(r"(?:Arg(?:ument)?s|Namespace|[Cc]onfig)\(|\{'\w+': ")
+# Not of training: engines of inference, and the parts of a dump on what else they do.
+_OPTIONS = names("options")
+_ENGINE = re.compile(r"(?i)engine|server_?args|vllm|sglang|inference")
+_BESIDE = re.compile(
+    r"['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|ref|critic|reward\w*)['\"]?\s*[:=]\s*"
+    r"(?:\w+\([^()]*\)|\{[^{}]*\})"
+    r"|(?<!\S)\+{0,2}(?=\S{0,99}\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.)\S+"
+    r"|(?<!\S)\S*data\.train_batch_size=\S+"  # counts prompts
 )
 _VARIABLES = names("variables")
-# A variable of the script that starts the trainer: MBS=4 \
+# A variable of the script that starts the trainer: MBS=4 \\
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
 _PROCESSES = re.compile(
     r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"
 )
-_SPOKEN = re.compile(
-    r"(?i)(?<![\w-])((?:effective|global|micro) batch size|(?:global|micro) BS"
-    r"|(?:sequence|seq|context) length)"
-    r"(?:\s*[:=]\s*| is )([\d,]{1,12})(?![\w,]|\.\d| *(?:tokens|tok\b))"
-)
 _FORMAT = re.compile(
-    r"(?i)(?<![a-z])(?:compute[_ ]dtype|mixed_precision|precision)['\"]?\s*[:=]\s*['\"]?"
-    r"(?:torch\.)?(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
+    r"(?i)(?<![a-z_])(?:(?:compute[_ ])?dtype|mixed[_ ]precision(?:_param)?|precision|data_type)['\"]?"
+    r"(?:\s*(?:[:=|│]|\.{2,})\s*|\s{2,})['\"]?(?:<?[\w ]*[. '])?(?:amp_)?"
+    r"(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
+    r"|(?<![\w.-])['\"]?(bf16|fp16)['\"]?\s*[:=]\s*(?:\{['\"]enabled['\"]: )?true\b"
+    r"|(?<!\S)--(bf16|fp16)(?=\s*$|\s+(?:-|\\|true))"
+    r"|(?<![\w'\"])torch_dtype[:=] ?(?:torch\.)?(bf16|bfloat16|fp16|float16)"
+    r"|\busing torch\.(float16|bfloat16) for parameters"
 )
 
 
+_FP8 = re.compile(r"--fp8-format[ =](hybrid|e4m3)|\bquantization['\"]?[:=] ?['\"]?(fp8)\b")
+_SIZE_OF_MODEL = r"[a-z][\w.-]*(?:[ -]\d[\d.x]*|\d)[bm]\b[\w.-]*"
 _MODEL = re.compile(
-    r"(?i)(?<![\w./])(?:(?:pretrained_)?model_name_or_path|base_model|model(?:_name)?"
-    r"|loading (?:base )?model)(?:['\"]?\s*[:=]\s*|\s+|', )['\"]?(?:[\w.-]*/)+"
-    r"([a-z][\w.-]*\d[bm]\b[\w.-]*)"
+    r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
+    r"|base_model|model(?:_(?:name|variant|path|id|type))?|building|loading (?:base )?model)"
+    rf"(?:['\"]?\s*[:=|│]\s*|\s+|', )['\"]?(?:[\w.-]*/)*({_SIZE_OF_MODEL})"
+    r"|_component_: [\w.]+\.(?:q?lora_)?(\w+)"
 )
 _VARIANT = re.compile(r"-(?:instruct|base|chat|it|hf|v\d[\d.]*|\d{4})\b")
+
+
+@lru_cache(maxsize=1)
+def _models() -> dict[str, str]:
+    return {re.sub(r"[-_. ]", "", one): name for one, name in catalog.model_names().items()}
 
 
 def model_in(line: str) -> str | None:
@@ -142,9 +189,8 @@ def model_in(line: str) -> str | None:
     found = _MODEL.search(line)
     if found is None:
         return None
-    said = _VARIANT.sub("", found[1].lower()).removeprefix("meta-").replace("-", "")
-    names = (shape.name for shape in catalog.models())
-    return next((name for name in names if name.replace("-", "") == said), None)
+    said = _VARIANT.sub("", (found[1] or found[2]).lower()).removeprefix("meta-")
+    return _models().get(re.sub(r"[-_. ]", "", said))
 
 
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
@@ -152,13 +198,18 @@ _MESH = re.compile(r"device mesh with ([^\n]{0,100}?)\[(\d+(?:, *\d+)*)\]")
 _TITAN = names("torchtitan-sizes")
 _TITAN_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _BANNERS = names("banner")
-_BANNER = re.compile(rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)")
+_BANNER = re.compile(
+    rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)(?: \(([\d,]+) tokens\))?"
+)
 
 
 def banner(line: str) -> Iterator[tuple[str, int]]:
     """Yield the settings of a line that a trainer prints before it starts."""
-    for name, digits in _BANNER.findall(line) if " = " in line else ():
-        yield _BANNERS[name], integer(digits.replace(",", ""))
+    for name, digits, tokens in _BANNER.findall(line) if " = " in line else ():
+        size, every = (integer(one.replace(",", "")) for one in (digits, tokens))
+        yield _BANNERS[name], size
+        if "batch" in name and size and every and every % size == 0:
+            yield "sequence_length", every // size
     if "batch size" in line and "sequence length" in line:
         for name, digits in _TITAN_SIZES.findall(line):
             yield _TITAN[name], integer(digits)
@@ -178,38 +229,43 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:
     """Yield what a line says in words that trainers and launchers share."""
-    world = _WORLD.search(line) if "init_method" not in line else None  # an inference engine's
-    if world:
-        yield "world_size", integer(world[1] or world[2])
+    if "init_method" in line or _ENGINE.search(line):
+        return
+    line = _BESIDE.sub("", line)
+    if world := _WORLD.search(line):
+        yield "world_size", integer(world[1] or world[2] or world[3])
     options = _FLAG.findall(line) if " --" in line or "'--" in line else []
-    options += _OVERRIDE.findall(line) if "_size=" in line else []
+    options += _STATED.findall(line)
     options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
     for name, digits in options:
-        ours = SIZES.get(name.replace("-", "_"))
-        if ours and integer(digits):
-            yield ours, integer(digits)
-    for name, digits in _SPOKEN.findall(line):
-        if integer(digits.replace(",", "")):
-            yield SIZES[name.lower().replace(" ", "_")], integer(digits.replace(",", ""))
+        plain = re.sub("[- ]", "_", name.lower())
+        ours = SIZES.get(plain) or _OPTIONS.get(plain)
+        if ours and (size := integer(digits.replace(",", ""))):
+            yield ours, size
     for name, digits in _VARIABLE.findall(line) if "=" in line else ():
         if integer(digits):
             yield _VARIABLES[name], integer(digits)
     if processes := _PROCESSES.search(line):
         yield "world_size", integer(processes[1])
+    if gpus := _GPUS.search(line):
+        yield "gpus_said", integer(gpus[1])
     if model := model_in(line):
         yield "model", model
     single = "torchrun " in line and "nproc" in line and "nnodes" not in line
     if single or ("deepspeed " in line and "num_gpus" in line and "node" not in line):
         yield "nodes", 1
-    number_format = _FORMAT.search(line)
-    if number_format:
-        word = number_format[1].lower()
+    if "fp8" in line and (recipe := _FP8.search(line)):
+        yield "fp8", recipe[1] or recipe[2]
+    if number_format := _FORMAT.search(line):
+        word = next(filter(None, number_format.groups())).lower()
         yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
 
 
+MEMORY_PIECES = ("eak", "Max CUDA", "Memory used")
 _PEAK = re.compile(
-    r"(?i)\bpeak (?:gpu )?mem(?:ory)?(?: allocated| usage)?:? *([\d.,]+) ?(MiB|GiB)\b"
-    r"|Max CUDA memory allocated was ([\d.]+) GB"  # Llama cookbook: 2^30 bytes
+    r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?(MiB|GiB)\b"
+    r"|^Memory used: ([\d.]+) GB$"  # LitGPT: 10^9 bytes
+    r"|Max CUDA memory (?:allocated was|usage:) ([\d.]+) ([GM])B"  # of 2^30 and 2^20 bytes
 )
 
 
@@ -218,7 +274,9 @@ def peak_gib(line: str) -> float | None:
     found = _PEAK.search(line)
     if found is None:
         return None
-    return number(found[3] or found[1]) / (1024 if (found[2] or "G")[0] in "mM" else 1)
+    if found[3]:
+        return number(found[3]) * 1e9 / 2**30
+    return number(found[4] or found[1]) / (1024 if (found[2] or found[5])[0] in "mM" else 1)
 
 
 # The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.
@@ -305,6 +363,10 @@ def assigned(line: str) -> tuple[str, Value] | None:
 
 def scan(line: str) -> Iterator[tuple[str, Value]]:
     """Yield the settings that a line of a dump, or of the sizes of groups, states."""
+    if "Rank 0 has" in line and (group := _RANKS_OF_GROUP.search(line)):  # NeMo
+        yield f"{group[1]}_parallel_size", group[2].count(",") + 1
+    if "icro" in line and (count := _MICRO_BATCHES.search(line)):
+        yield "num_microbatches", integer(count[1])
     if " size" in line and any(piece in line for piece in GROUP_PIECES):
         for encoder, kind, digits in _GROUP_SIZES.findall(line):
             if not encoder and integer(digits) >= 1:

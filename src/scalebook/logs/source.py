@@ -332,11 +332,49 @@ class Source:
 _NARROWEST = 60  # characters of a terminal that wraps lines
 
 
+_HEAD_OF_BLOCK = re.compile(r"[^\w\n]*(?:\w+[ _])?(?:step|iteration|iter)\b\W{0,4}\d+", re.IGNORECASE)
+_VALUE_OF_BLOCK = re.compile(r"\W*[A-Za-z][\w /().-]{0,50}[:=] *[-\d.,e+]+ ?[\w/%]*\s*$")
+
+
+def _of_blocks(lines: list[str]) -> Iterator[bool]:
+    """Yield whether the line behind each one is a value of the step that was named above it."""
+    inside = False
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        head = _HEAD_OF_BLOCK.match(line) is not None
+        inside = head or (inside and _VALUE_OF_BLOCK.match(line) is not None)
+        yield inside and not _HEAD_OF_BLOCK.match(after) and bool(_VALUE_OF_BLOCK.match(after))
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a row that lines or blanks separate."""
+    if any(bar in line for bar in "│┃|"):
+        return [cell.strip() for cell in re.split("[│┃|]", line.strip(" │┃|"))]
+    return re.split(r"\s{2,}", line.strip())
+
+
+def _with_names(lines: list[str]) -> Iterator[str]:
+    """Yield the lines; rows of a table as pairs of the column's name and the cell."""
+    heads: list[str] = []
+    at = 0
+    for line in lines:
+        cells = _cells(line)
+        low = [cell.lower() for cell in cells]
+        step = next((i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1)
+        if step >= 0 and len(cells) > 2 and not any(one[:1].isdigit() for one in low):
+            heads, at = cells, step
+        cells = cells if len(cells) == len(heads) else line.split()
+        if heads and len(cells) == len(heads) and cells[at].replace(",", "").isdigit():
+            yield " | ".join(f"{name}: {cell}" for name, cell in zip(heads, cells, strict=True))
+        else:
+            yield line
+
+
 @dataclass(slots=True)
 class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together.
 
-    ``where`` it was wrapped: at the ``width``, between ``words``, or at ``bars``.
+    ``where`` it was wrapped: at the ``width``, between ``words``, at ``bars``, or each value
+    (``blocks``). Rows of ``tables`` get the names of their columns.
     """
 
     where: str = "width"
@@ -345,6 +383,11 @@ class Unwrapped(Source):
     def texts(self) -> Iterator[str]:
         """Yield the text; a line continues if it is full, had no room left or ends at a bar."""
         self._lines = lines = self._lines or "".join(Source.texts(self)).split("\n")
+        if self.where == "tables":
+            named = list(_with_names(lines))
+            self.joins = sum(one != line for one, line in zip(named, lines, strict=True))
+            yield "\n".join(named)
+            return
         width = max(map(len, lines))
         words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
         if self.where == "width":
@@ -354,6 +397,8 @@ class Unwrapped(Source):
                 bool(line and word) and len(line) + len(word) >= width >= _NARROWEST
                 for line, word in zip(lines, words, strict=True)
             ]
+        elif self.where == "blocks":
+            on = list(_of_blocks(lines))
         else:
             following = [*lines[1:], ""]
             on = [
@@ -364,7 +409,7 @@ class Unwrapped(Source):
         both = zip(starts, starts[1:], on, strict=False)
         alike = sum(one and first == second for first, second, one in both)  # each is a record
         self.joins = sum(on) if sum(on) > 1 and 2 * alike <= sum(on) else 0
-        between = " " if self.where == "words" else ""
+        between = {"words": " ", "blocks": " | "}.get(self.where, "")
         yield "".join(
             line + ("\n", between)[bool(self.joins) and one]
             for line, one in zip(lines, on, strict=True)

@@ -23,7 +23,6 @@ class Composer(LineDialect):
     name = "composer"
     markers = ("Train ",)
     signature = re.compile(r"\[batch=\d+(?:/\d+)?\]:?|\bTrain throughput/|\bTrain time/batch:")
-    assignments = True
 
     def __init__(self) -> None:
         super().__init__()

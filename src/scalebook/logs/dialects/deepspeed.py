@@ -45,7 +45,6 @@ class DeepSpeed(LineDialect):
         r"|DeepSpeed Flops Profiler"
     )
 
-    assignments = True  # the configuration is printed as JSON
 
     def __init__(self) -> None:
         super().__init__()

@@ -62,12 +62,13 @@ def _whole(line: str, before: str) -> str:
 class LineDialect(Dialect):
     """A dialect that is read line by line."""
 
-    assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
+    assignments: ClassVar[bool] = True  # whether ``name: value`` lines tell the configuration
     cut = False
     rank: int | None = None  # whose log this is
     traceback = False  # the exception that ends it comes soon
     ignored = False  # it is one that Python ignores
     _evaluation = math.inf  # how deep a dump's section on it is indented
+    _evaluates = False  # whether a line is in such a section
     _last_taken = ""  # the last line that was a record
     _fine: bool | None = None  # whether every clock had parts of a second; None: none was read
 
@@ -109,6 +110,8 @@ class LineDialect(Dialect):
         stated = any(piece in text for piece in setting_lines.STATED_PIECES)
         if "device" not in self.out.job.details and (found := setting_lines.device_in(text)):
             self.out.job.details["device"] = found
+        if "Processes:" in text and (gpus := setting_lines.busy_gpus(text)):
+            self.out.tell("gpus_said", gpus, weak=True)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
         if setting_lines.packs(text):
@@ -132,7 +135,7 @@ class LineDialect(Dialect):
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
-                if stated or "eak" in line or "Max CUDA" in line:
+                if (stated or any(one in line for one in setting_lines.MEMORY_PIECES)) and not self._evaluates:
                     self._stated(line)
 
     def _stated(self, line: str) -> None:
@@ -158,11 +161,13 @@ class LineDialect(Dialect):
         if "mbs" in line or "gbs" in line:
             for name, size in setting_lines.batch_in_name(line):
                 self.out.tell(name, size, weak=True)
-        if self.assignments and (":" in line or "=" in line):
+        if ":" in line or "=" in line or "  " in line:
             text = split_rank(line)[1]
-            if (deep := len(text) - len(text.lstrip())) <= self._evaluation:
+            deep = len(text) - len(text.lstrip())
+            self._evaluates = deep > self._evaluation
+            if not self._evaluates:
                 self._evaluation = deep if setting_lines.EVALUATION.match(text[:160]) else math.inf
-            told = None if deep > self._evaluation else setting_lines.assigned(text)
+            told = setting_lines.assigned(text) if self.assignments and not self._evaluates else None
             if told:
                 self.out.tell(*told, weak=True)
 

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.dialects.rows import Rows
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import (
     LARGEST,
@@ -237,7 +238,6 @@ class HFTrainer(LineDialect):
         re.MULTILINE,
     )
 
-    assignments = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,12 +293,13 @@ class HFTrainer(LineDialect):
             self._before.append(self._progress)
             self._progress = ProgressBars()
         self._ended = last
-        row = {
+        own = {key: text for key, text in entries.items() if not key.startswith("train_")}
+        row = Rows().row(own) | {
             ours: number(entries[key]) * scale
             for key, (ours, scale) in _COLUMNS.items()
             if key in entries
         }
-        step = entries.get("current_steps", entries.get("step", ""))
+        step = entries.get("current_steps", str(row.pop("step", "")))
         total = whole(entries["total_steps"]) if "total_steps" in entries else None
         of = next((entries[key] for key in _STEP_OF_TOTAL if key in entries), "")
         if "/" in of:  # ms-swift: 5/60

@@ -21,11 +21,13 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:", "train time:")
-    assignments = True
     signature = re.compile(
         r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}(?:iter|train) time: +[\d.]+ ?m?s\b"
     )
-    _last = -1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[tuple[int, bool, dict[str, float]]] = []  # iteration, whether it stepped
 
     def line(self, line: str) -> bool:
         """Take the records of a line, of which a copy may hold many."""
@@ -36,22 +38,37 @@ class LitGPT(LineDialect):
         return taken
 
     def _record(self, line: str) -> bool:
-        """Take the first record of a step."""
+        """Keep the record of an iteration."""
         found = _RECORD.search(line)
         time = _TIME.search(line) if found else None
         if found is None or time is None:
             return False
-        iteration, step = integer(found[1]), integer(found[2])
-        if step == self._last:
-            self.out.job.table.amend("seconds", MISSING)
-            self.out.job.note("Lines of the other micro batches of a step were left out.")
-            return True
-        self._last = step
-        row = {"step": float(step), "seconds": number(time[1]) / (1e3 if time[2] else 1)}
-        if iteration != step:
-            row["seconds"] = MISSING
-            self.out.job.note("The printed time is that of a micro batch, not of a step.")
+        row = {"step": number(found[2]), "seconds": number(time[1]) / (1e3 if time[2] else 1)}
         if loss := _LOSS.search(line):
             row["loss"] = number(loss[1])
-        self.out.step(row)
+        self._rows.append((integer(found[1]), "step)" in line, row))
+        self.out.goes_on()
         return True
+
+    def finish(self) -> None:
+        """Hand out the steps: all micro batches of each, or the first that is there."""
+        every = all(b[0] == a[0] + 1 for a, b in pairwise(self._rows))
+        if every and any(stepped for _, stepped, _ in self._rows):
+            seconds = 0.0 if self._rows[0][0] == 1 else MISSING  # of the micro batches of a step
+            for _, stepped, row in self._rows:
+                seconds += row["seconds"]
+                if stepped:
+                    self.out.step({**row, "seconds": seconds})
+                    seconds = 0.0
+            return
+        last = -1.0
+        for iteration, _, row in self._rows:
+            if row["step"] == last:
+                self.out.job.table.amend("seconds", MISSING)
+                self.out.job.note("Lines of the other micro batches of a step were left out.")
+                continue
+            last = row["step"]
+            if iteration != last:
+                row["seconds"] = MISSING
+                self.out.job.note("The printed time is that of a micro batch, not of a step.")
+            self.out.step(row)

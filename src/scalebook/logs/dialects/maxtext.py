@@ -12,8 +12,10 @@ from scalebook.settings import PARALLEL_SIZES
 
 _RECORD = re.compile(r"completed step: (\d+), ")
 _PAIR = re.compile(r"\b([\w/]{1,24}): *([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_ACCUMULATED = "gradient_accumulation_steps"
 _TOLD = re.compile(
     r"\b(Num_devices|max_target_length|global_batch_size_to_train_on|per_device_batch_size"
+    rf"|{_ACCUMULATED}"
     r"|(?:dcn|ici)_(?:tensor|pipeline|context|expert)_parallelism)(?:: |=)(\d+)(?:\.0)?(?![\d.])"
 )
 _OURS = names("maxtext-sizes")
@@ -56,6 +58,10 @@ class MaxText(LineDialect):
     def finish(self) -> None:
         """Leave out weights that change: they are not the tokens of a step."""
         settings, micro = self.out.jobs[0].settings, self._sizes.get("per_device_batch_size")
+        world = settings.get("world_size")
+        if micro and isinstance(world, int) and "global_batch_size" not in settings:
+            settings["global_batch_size"] = micro * world * self._sizes.get(_ACCUMULATED, 1)
+            self.out.jobs[0].derived["global_batch_size"] = "batch of a device x devices"
         if micro and all(settings.get(name, 1) == 1 for name in PARALLEL_SIZES):
             settings["micro_batch_size"] = micro
         for table in (job.table for job in self.out.jobs):

@@ -29,7 +29,6 @@ class MLPerf(LineDialect):
     markers = (":::MLLOG",)
     signature = re.compile(r":::MLLOG\s*\{")
 
-    assignments = True  # NeMo prints its configuration as YAML
 
     def __init__(self) -> None:
         super().__init__()

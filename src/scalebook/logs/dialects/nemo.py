@@ -30,7 +30,6 @@ class NeMo2(LineDialect):
     markers = ("Training epoch",)
     signature = re.compile(r"Training epoch \d+, iteration \d+/\d+ \|")
     first_number = 0
-    assignments = True
     _RECORD = re.compile(r"Training epoch (\d+), iteration (\d+)/(\d+) \|")
 
     def line(self, line: str) -> bool:
@@ -57,7 +56,6 @@ class NeMo1(LineDialect):
     """
 
     name = "nemo1"
-    assignments = True
     markers = ("global_step=",)
     signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
@@ -100,7 +98,6 @@ class NeMoAutomodel(LineDialect):
     markers = ("tps ",)
     signature = re.compile(r"\bstep +\d+ \| epoch \d+ \| [^\n]{0,300}\btps [\d.]+")
     first_number = 0
-    assignments = True
 
     def line(self, line: str) -> bool:
         """Take a record."""

@@ -6,7 +6,7 @@ import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, columns, integer
-from scalebook.logs.pairs import bar_seconds, pairs
+from scalebook.logs.pairs import bar_seconds, bar_state, pairs
 from scalebook.logs.setting_lines import SIZES
 from scalebook.logs.source import split_rank
 
@@ -25,7 +25,6 @@ class TorchTitan(LineDialect):
     name = "torchtitan"
     markers = ("step:",)
     signature = re.compile(rf"{_STEP}loss: +\S+ [^\n]{{0,200}}\b(?:tps|wps): ")
-    assignments = True
 
     def line(self, line: str) -> bool:
         """Take a record, or the line that says what the trainer starts with."""
@@ -62,7 +61,7 @@ class TorchTitan(LineDialect):
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) +\| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
-_BATCH = re.compile(r"batch_size: (\d{1,9})\s*$")
+_BATCH = re.compile(r"(batch_size|epochs): (\d{1,9})\s*$")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
 _TORCHTUNE_COLUMNS = columns("torchtune")
 
@@ -73,8 +72,7 @@ class Torchtune(LineDialect):
     name = "torchtune"
     markers = ("loss:", "|Loss: ")
     signature = re.compile(r"\bStep \d+ +\| loss:\S+ |\b\d+\|\d+\|Loss: [\d.]+")
-    assignments = True
-    _rate, _last = False, -1
+    _rate, _last, _epochs = False, -1, 0
 
     def line(self, line: str) -> bool:
         """Take a record; one without the rate that the others have was cut off."""
@@ -88,16 +86,25 @@ class Torchtune(LineDialect):
             return True
         self._rate = self._rate or has_rate
         row["step"] = float(found[1])
-        self.out.step(row)
+        self.out.step(row, total=self._total(line))
         return True
+
+    def _total(self, line: str) -> int | None:
+        """Return the steps of all epochs, by a bar, which is of one."""
+        bar = bar_state(line)
+        return bar[1] * self._epochs if bar and self._epochs else None
 
     def _bar(self, line: str) -> bool:
         if size := _BATCH.match(line):
-            self.out.tell("micro_batch_size", integer(size[1]))
+            if size[1] == "epochs":
+                self._epochs = integer(size[2])
+            else:
+                self.out.tell("micro_batch_size", integer(size[2]))
         found = list(_BAR.finditer(line)) if "|Loss: " in line else []
         for bar in found:
             if not self._rate and integer(bar[2]) != self._last:
                 self._last = integer(bar[2])
                 row = {"step": float(bar[2]), "loss": float(bar[3])}
-                self.out.step(row | {"seconds": bar_seconds(line)} if len(found) == 1 else row)
+                row |= {"seconds": bar_seconds(line)} if len(found) == 1 else {}
+                self.out.step(row, total=self._total(line))
         return bool(found)

@@ -196,7 +196,7 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         bare = Source(path, bare=True)
         found = _read(path, bare, dialect or recognise(bare.texts()))
     source = Unwrapped(path)
-    for source.where in ("width", "words", "bars"):
+    for source.where in ("width", "words", "bars", "blocks", "tables"):
         text = "".join(source.texts())
         if source.joins or found.empty:
             again = _read(path, source, dialect or recognise([text]))

@@ -22,20 +22,11 @@ from scalebook.facts import catalog
 from scalebook.logs import setting_lines
 from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect
-from scalebook.logs.job import COLUMNS, Job
+from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, alternatives, clock_of, has_fraction, number
-from scalebook.logs.pairs import seconds_from, tokens_from_totals
+from scalebook.logs.pairs import TARGETS, cell, seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
-# What the option --map calls a column -> ours and its scale.
-TARGETS: dict[str, tuple[str, float]] = {
-    **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "held", "not_finite")},
-    "step_seconds": ("seconds", 1.0),
-    "step_milliseconds": ("seconds", 1e-3),
-    "tflops_per_second_per_gpu": ("tflops_per_gpu", 1.0),
-    "time": ("clock", 1.0),
-    "mfu_percent": ("mfu", 0.01),
-}
 _MOST_DEPTH = 4
 _MOST_CELLS = 400
 
@@ -141,7 +132,7 @@ class Rows(Dialect):
             value = clock_of(stamp) if column == "clock" and stamp else cell_value(item)
             self.fine = self.fine or (stamp is not None and has_fraction(stamp))
             if not math.isnan(value) or (column == "loss" and item is not None):
-                row.setdefault(column, value * scale)
+                row.setdefault(*cell(column, value * scale, "gib" if "_gib" in column else ""))
             elif target == "step" and item is not None:  # such as "mean", under the steps
                 return {}
         if row.get("tokens_per_second", 0) > 0 and "tokens_in_step" in row:
@@ -220,7 +211,7 @@ def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False
         found = _own(name, text) or _size(short, text) or setting_lines.assigned(line)
         if found:
             out.tell(*found, weak=weak)
-        elif weak and "precision" in short:
+        elif weak and isinstance(value, str):
             for one in setting_lines.stated(line):
                 out.tell(*one, weak=True)
         if short in _DEVICES and (device := setting_lines.device_in(text)):
@@ -277,8 +268,13 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9%]+", "_", name.rpartition(" - ")[2].lower()).strip("_")
 
 
+_target_of = {"seconds": "step_seconds", "tflops_per_gpu": "tflops_per_second_per_gpu"}
 # Names of trackers and trainers by target, plain; the first that a file has counts.
-NAMES = {ours: tuple(map(plain, theirs)) for ours, theirs in alternatives("rows").items()}
+_OF_LINES = {_target_of.get(ours, ours): theirs for ours, theirs in alternatives("key-value").items()}
+NAMES = {
+    ours: tuple(map(plain, (*theirs, *_OF_LINES.pop(ours, ()))))
+    for ours, theirs in alternatives("rows").items()
+} | {ours: tuple(map(plain, theirs)) for ours, theirs in _OF_LINES.items() if ours != "by_unit"}
 _MEASURED = NAMES.keys() - _BESIDE - {"time"}
 _EXACT = ("global_batch_size", "time", "tokens_in_step")  # not behind words such as train
 

@@ -119,6 +119,12 @@ def _steady(job: Job, observation: LogConfig, name: str) -> None:
         )
 
 
+def _split(known: LogConfig) -> int | None:
+    """Return the GPUs of a replica; trainers without context parallelism do not print its size."""
+    tensor, pipeline, context = map(known.size, SPLIT)
+    return tensor * pipeline * (context or 1) if tensor and pipeline else None
+
+
 Ways: TypeAlias = Iterator[tuple[str, int | None]]  # from what, and the value that it gives
 
 
@@ -153,10 +159,12 @@ def _worlds(job: Job, known: LogConfig) -> Ways:
     origin = "samples per second x sequence length over per-GPU tokens per second"
     yield origin, by([samples], [each], length)
     yield f"batch x sequence length {words}", by(["global_batch_size"], seconds, length)
-    sizes = [known.size(name) or 0 for name in (*SPLIT, "data_parallel_size")]
-    yield "product of the parallel sizes", math.prod(sizes) or None
+    sizes = [size for name in (*SPLIT, "data_parallel_size") if (size := known.size(name))]
+    both = known.size("data_parallel_size") and len(sizes) > 1
+    yield "product of the parallel sizes", math.prod(sizes) if both else None
     nodes, local = known.size("nodes"), known.size("gpus_per_node")
     yield "nodes x GPUs per node", nodes * local if nodes and local else None
+    yield "GPUs that the log says it uses", known.size("gpus_said") if not nodes else None
 
 
 def _of_whole_run(job: Job, above: str, below: str) -> Ways:
@@ -177,6 +185,10 @@ def _batches(job: Job, known: LogConfig) -> Ways:
             return None
         return only_integer(found[0] * factor, max(found[1], 2e-3))
 
+    total, length = known.size("total_batch"), known.size("sequence_length")
+    if total and length:
+        yield "total batch in tokens", total // length if total % length == 0 else None
+        yield "total batch", total if total < length else None
     gained = None if job.rounded else difference(job, "consumed_samples", "step")
     yield "samples gained over steps", gained
     yield "samples per second x step time", by_rate("samples_per_second", 1)
@@ -232,16 +244,48 @@ def complete(job: Job, known: LogConfig) -> None:
     _derive(known, world, _worlds(job, known))  # by the length of a sample
     _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
     _derive(known, length, _of_whole_run(job, "tokens_per_second", "samples_per_second"))
-    gpus, split = known.size(world), math.prod(known.size(name) or 0 for name in SPLIT)
+    gpus, split = known.size(world), _split(known)
     if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))
+    pieces, size = known.size("num_microbatches"), known.size(batch)
+    if pieces and size and size % pieces == 0:
+        each, origin = size // pieces, "batch over micro batches"  # of one of each replica
+        both = ("micro_batch_size", "data_parallel_size")
+        for name, other in (both, both[::-1]):
+            shared = known.size(other) or (1 if each == 1 else 0)
+            fits = shared and each % shared == 0
+            _derive(known, name, iter([(origin, each // shared if fits else None)]))
     sizes = [known.size(name) for name in ("micro_batch_size", "gradient_accumulation_steps")]
     replicas = known.size("data_parallel_size") or (gpus if job.dialect in _FINE_TUNERS else None)
     if whole := math.prod(size or 0 for size in (*sizes, replicas)):
         _derive(known, batch, iter([("micro batch x accumulation x replicas", whole)]))
+    limit = known.size("sample_limit") if known.values.get("packed_sequences") is True else None
+    _derive(known, length, iter([("the most tokens of a packed sample", limit)]))
+    _of_one_device(known)
+    _by_samples(job, known)
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
+
+
+def _by_samples(job: Job, known: LogConfig) -> None:
+    """Give the rows that print samples per second the time of a step, or tokens per second."""
+    batch, length = known.size("global_batch_size"), known.size("sequence_length")
+    rates = job.table.column("samples_per_second")
+    if job.table.has("seconds") or not job.table.has("samples_per_second"):
+        return
+    if batch:
+        job.table.set_column("seconds", (batch / one if one > 0 else math.nan for one in rates))
+    elif length and not job.table.has("tokens_per_second"):
+        job.table.set_column("tokens_per_second", (one * length for one in rates))
+
+
+def _of_one_device(known: LogConfig) -> None:
+    """Take a batch with fewer samples than GPUs, where no model is split, as that of one GPU."""
+    gpus, batch, split = known.size("world_size"), known.size("global_batch_size"), map(known.size, SPLIT)
+    if gpus and batch and batch < gpus and not any(split) and "micro_batch_size" not in known.values:
+        known.put("micro_batch_size", batch, "derived", "a batch of fewer samples than GPUs")
+        del known.values["global_batch_size"], known.provenance["global_batch_size"]
 
 
 # Options of the command whose names are not those of the settings.
@@ -277,11 +321,16 @@ def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
             )
 
 
-def _check_platform(name: str, device: object, where: str) -> None:
+def _check_platform(name: str, device: object, where: str, known: LogConfig) -> None:
     platform = catalog.platform(name)
     if not isinstance(device, str):
         return
     found = catalog.accelerator_for_device(device)
+    if found is None:
+        known.notes.append(
+            f"{where} names the device '{device}', which the catalog does not know: whether it is "
+            f"that of --platform {name} cannot be checked."
+        )
     if found and platform.accelerator != found.name:
         raise IngestError(
             f"--platform {name} contradicts {where}, which names the device '{device}'. "
@@ -313,5 +362,5 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConf
     if "model" in supplied:
         _check_model(catalog.model(str(supplied["model"])), known, where)
     if "platform" in supplied:
-        _check_platform(str(supplied["platform"]), job.details.get("device"), where)
+        _check_platform(str(supplied["platform"]), job.details.get("device"), where, known)
     return known

@@ -53,7 +53,7 @@ def _joined(digests: list[str]) -> str:
 def precision_of(known: LogConfig) -> str | None:
     """Return the precision that the argument dump states."""
     fp8 = known.values.get("fp8")
-    if isinstance(fp8, str) and fp8 not in ("none", "null"):
+    if fp8 not in (None, False, "none", "null"):
         return "fp8"
     return next((name for name in ("bf16", "fp16") if known.values.get(name) is True), None)
 
@@ -62,7 +62,7 @@ def observed_settings(known: LogConfig) -> dict[str, Any]:
     """Return RunConfig's names with the values that a log stated or implied."""
     values = {name: known.values[name] for name in _SETTINGS if name in known.values}
     precision = precision_of(known)
-    if precision and "precision" not in values:
+    if precision == "fp8" or (precision and "precision" not in values):
         values["precision"] = precision
     granularity = known.values.get("recompute_granularity")
     if granularity in ("none", "selective"):
