@@ -10,15 +10,7 @@ import polars as pl
 
 from scalebook.measure.scaling import ScalingPoint, scaling_kind
 from scalebook.report.base.frames import SCHEMA, ReportData
-from scalebook.report.base.markup import (
-    Markup,
-    bullets,
-    folded,
-    join,
-    opened,
-    paragraphs,
-    run_link,
-)
+from scalebook.report.base.markup import Markup, bullets, join, opened, paragraphs, run_link
 from scalebook.report.base.naming import Row, series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
