@@ -203,7 +203,7 @@ def test_pages_are_made_anew_when_the_users_catalog_changes(
     assert len({before, named, key(runs)}) == 3
 
 
-@pytest.mark.parametrize("name", ["a.py", "catalog/b.toml", "catalog/c.csv"])
+@pytest.mark.parametrize("name", ["a.py", "catalog/b.toml", "catalog/c.csv", "base/d.html"])
 def test_pages_are_made_anew_when_the_package_changes(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -211,7 +211,11 @@ class Job:
         """Whether an attempt from the first step on is of another run than the one before it."""
         steps, losses = self.table.column("step"), self.table.column("loss")
         known = dict(zip(steps[start:row], losses[start:row], strict=True))
-        both = [(known[s], x) for s, x in zip(steps[row:end], losses[row:end], strict=True) if s in known]
+        both = [
+            (known[s], x)
+            for s, x in zip(steps[row:end], losses[row:end], strict=True)
+            if s in known
+        ]
         if steps[row] > 1 or steps[row] != steps[start] or len(both) < 3:
             return False
         apart = sum(abs(one - other) > SAME_LOSS * abs(one) for one, other in both)

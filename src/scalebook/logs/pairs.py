@@ -122,7 +122,7 @@ TARGETS: dict[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "held", "not_finite")},
     "step_seconds": ("seconds", 1.0),
     "step_milliseconds": ("seconds", 1e-3),
-    "iterations_per_second": ("iterations_per_second", 1.0),
+    **{n: (n, 1.0) for n in ("iterations_per_second", "allocated_bytes", "reserved_bytes")},
     "tflops_per_second_per_gpu": ("tflops_per_gpu", 1.0),
     "time": ("clock", 1.0),
     "mfu_percent": ("mfu", 0.01),
@@ -149,8 +149,8 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kKM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?(/gpu|/device|)\b(?!/)",
-    re.IGNORECASE,
+    r"(?i)(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?"
+    r"(/gpu|/device|)\b(?!/)"
 )
 # A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
 _BARE_TIME = re.compile(
@@ -167,17 +167,20 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
     if "/s" in unit:  # PaddleNLP: ips is of a device
         kind, each = _KINDS[unit[0]], "_per_gpu" if unit.endswith(("gpu", "device")) else ""
         column = kind + each if column == "by_unit" else column.replace("tokens_per_second", kind)
-    if column == "by_unit" or (column.endswith("_gib") and unit not in _GIB):
-        return "", value
-    if column == "iterations_per_second":
-        return "seconds", 1 / value if value > 0 else MISSING
-    if column == "seconds" and unit == "ms":
-        return column, value * 1e-3
-    if column == "mfu" and (unit == "%" or value > 1):
-        return column, value * 0.01
-    if column == "tflops_per_gpu" and value > _FLOPS:
-        return column, value * 1e-12
-    return column, value * _GIB.get(unit, 1.0)
+    scale = _GIB.get(unit, 1.0)
+    if column.endswith("_bytes"):  # what a unit behind it would mean is not certain
+        column, scale = "" if unit else column.replace("_bytes", "_gib"), 2**-30
+    elif column == "by_unit" or (column.endswith("_gib") and unit not in _GIB):
+        column = ""
+    elif column == "iterations_per_second":
+        column, value = "seconds", 1 / value if value > 0 else MISSING
+    elif column == "seconds" and unit == "ms":
+        scale = 1e-3
+    elif column == "mfu" and (unit == "%" or value > 1):
+        scale = 0.01
+    elif column == "tflops_per_gpu" and value > _FLOPS:
+        scale = 1e-12
+    return column, value * scale
 
 
 _GIB = {"gib": 1.0, "mib": 1 / 1024, "gb": 1e9 / 2**30, "mb": 1e6 / 2**30}
@@ -193,6 +196,7 @@ def _columns() -> dict[str, tuple[str, float]]:
         for target, of in alternatives("rows").items()
         for name in of
         if target not in ("step", "time", "global_batch_size", "consumed_samples")
+        and name != "tps"  # of a job or of a GPU
     } | {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
     times = [name for name, (column, _) in found.items() if column == "seconds"]
     found |= {f"ms/{each}": ("seconds", 1e-3) for each in ("batch", "step", "iter")}

@@ -81,7 +81,8 @@ def busy_gpus(text: str) -> int:
 
 
 GROUP_PIECES = (
-    "Rank 0 has", "number of micro", "using world size", "tensor parallel size: ", " model parallel with size ",
+    "Rank 0 has", "number of micro", "using world size", "tensor parallel size: ",
+    " model parallel with size ",
 )  # fmt: skip
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
@@ -89,7 +90,8 @@ PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
 # Megatron-LM and Primus, verl, TRL, LLaMA-Factory, Axolotl, torchtune.
 PACKED_PIECES = ("packed", "packing", "reset_attention_mask", "remove_padding")
 _PACKED = re.compile(
-    r"\b(?:packed_sequence|(?:neat_|sample_)?packing|reset_attention_mask|use_remove_padding|packed"
+    r"--packing true\b|\b(?:packed_sequence|(?:neat_|sample_)?packing|reset_attention_mask"
+    r"|use_remove_padding|packed"
     r"|(packed_sequence_size))['\"]?\s*[.:=]+\s*['\"]?(?(1)[1-9]\d*|(?i:true))\b"
     r"|\bpacking_efficiency_estimate: \d"  # Axolotl
 )
@@ -107,25 +109,27 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 # Sizes, the number format and the model in lines of any trainer or launcher.
 STATED_PIECES = (
-    "size", "Size", " BS: ", "teps = ", "GPUs", "devices", "ength", "len", "LEN", "LENGTH", "orld", " --",
-    "dtype", "DTYPE", "recision", "bf16", "fp16", "float16", "fp8", "uantization", "'--", "MEMBER", "odel", "processes",
-    "BS=", "P=", "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes",
-    "accumulation_steps", "tp", "TP", "parallel", "_component_",
+    "size", "Size", " BS: ", "teps = ", "GPUs", "devices", "ength", "len", "LEN", "orld", " --",
+    "dtype", "DTYPE", "recision", "bf16", "fp16", "float16", "fp8", "uantization", "'--", "MEMBER",
+    "odel", "processes", "BS=", "P=", "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(",
+    "device mesh with", "nodes", "accumulation_steps", "tp=", "tp:", "--tp", "tp'", "parallel",
+    "_component_", "total steps",
 )  # fmt: skip
 _WORLD = re.compile(
-    r"(?<![\w.-])(?<!parallel )(?i:world[_ ]size(?:_in_use\")?)\s+(\d+)(?![\d.])"
-    r"|\bMEMBER: \d+/(\d+)"  # Lightning
-    r"|\b(?i:distributed [\w ]{0,40}|total [\w ]{0,60}GPUs\b[\w ]{0,40})[:,=]? (?:with )?(\d+)(?=\s|\.?$)"
+    r"\bMEMBER: \d+/(\d+)"  # Lightning
+    r"|\b(?i:distributed [\w ]{0,40}|total [\w ]{0,60}GPUs\b[\w ]{0,40})[:,=]? (?:with )?(\d+)"
+    r"(?=\s|\.?$)"
 )
-_GPUS = re.compile(r"(?i)\b(?:training|running|using|runs?) (?:on|with)? ?(\d{1,6}) ?x? (?:GPUs|devices|ranks)\b")
+_GPUS = re.compile(
+    r"(?i)\b(?:training|running|using|runs?) (?:on|with)? ?(\d{1,6}) ?x? (?:GPUs|devices|ranks)\b"
+)
 # What may stand in any line; other names need an option, a call, an assignment or a row.
-_WORK = tuple(
-    name
-    for name, ours in SIZES.items()
-    if "_" in name
-    and ours.endswith(("sample_limit", "total_batch", "batch_size", "parallel_size", "sequence_length", "accumulation_steps", "world_size"))
-)
-_FIGURE = r"([1-9]\d{0,2}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d| *(?:tokens|tok\b))"
+_IN_ANY_LINE = (
+    "sample_limit", "total_batch", "batch_size", "parallel_size", "sequence_length", "steps",
+    "world_size",
+)  # fmt: skip
+_WORK = [name for name, ours in SIZES.items() if "_" in name and ours.endswith(_IN_ANY_LINE)]
+_FIGURE = r"([1-9]\d{0,2}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d| *(?:tokens|tok|of)\b)"
 
 
 def _any_of(of: Iterable[str]) -> str:
@@ -134,8 +138,9 @@ def _any_of(of: Iterable[str]) -> str:
 
 
 _STATED = re.compile(
-    rf"(?i)(?<![\w-])(?<!parallel )(?:\w+[./]){{0,8}}({_any_of(_WORK)})['\"]?(?: [A-Z](?![A-Z]))?(?: \([^)\n]{{0,60}}\))?"
-    rf"(?:\s*[:=|│]\s*| is )['\"]?{_FIGURE}"
+    rf"(?i)(?<![\w-])(?<!parallel )(?:\w+[./]){{0,8}}({_any_of(_WORK)})(?:_in_use)?['\"]?"
+    rf"(?: [A-Z](?![A-Z]))?(?: \([^)\n]{{0,60}}\))?(?:\s*[:=|│]\s*| is |\s+)['\"]?{_FIGURE}"
+    r"|\b([1-9][\d,]{2,}) tokens per (?:train(?:ing)? )?(?:step|iteration)\b"
 )
 _FLAG = re.compile(  # --tp-size is an inference engine's
     r"(?<![\w-])--(?:\w+\.)*(?!.p[-_]size)([a-z][\w-]*)(?:[ =]|', ')'?(\d{1,9})(?![\w.])"
@@ -145,10 +150,12 @@ _ARGUMENTS = re.compile(r"(?:Arg(?:ument)?s|Namespace|[Cc]onfig)\(|\{'\w+': ")
 # Not of training: engines of inference, and the parts of a dump on what else they do.
 _OPTIONS = names("options")
 _ENGINE = re.compile(r"(?i)engine|server_?args|vllm|sglang|inference")
+_OTHER_PARTS = ("valid", "eval", "test_ds", "rollout", "ref", "critic", "reward", "data.train")
 _BESIDE = re.compile(
     r"['\"]?(?:\w*validation\w*|eval\w*|test_ds|rollout|ref|critic|reward\w*)['\"]?\s*[:=]\s*"
     r"(?:\w+\([^()]*\)|\{[^{}]*\})"
-    r"|(?<!\S)\+{0,2}(?=\S{0,99}\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.)\S+"
+    r"|(?<!\S)\+{0,2}(?=\S{0,99}\b(?:\w*validation\w*|eval|test_ds|rollout|ref|critic|reward\w*)\.)"
+    r"\S+"
     r"|(?<!\S)\S*data\.train_batch_size=\S+"  # counts prompts
 )
 _VARIABLES = names("variables")
@@ -158,13 +165,13 @@ _PROCESSES = re.compile(
     r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"
 )
 _FORMAT = re.compile(
-    r"(?i)(?<![a-z_])(?:(?:compute[_ ])?dtype|mixed[_ ]precision(?:_param)?|precision|data_type)['\"]?"
-    r"(?:\s*(?:[:=|│]|\.{2,})\s*|\s{2,})['\"]?(?:<?[\w ]*[. '])?(?:amp_)?"
+    r"(?i)(?<![a-z_])(?:default_float|(?:compute[_ ])?dtype|mixed[_ ]precision(?:_param)?|precision"
+    r"|data_type)['\"]?(?:\s*(?:[:=|│]|\.{2,})\s*|\s{2,})['\"]?(?:<?[\w ]*[. '])?(?:amp_)?"
     r"(bf16|bfloat16|fp16|float16|16-mixed|fp32|float32)"
     r"|(?<![\w.-])['\"]?(bf16|fp16)['\"]?\s*[:=]\s*(?:\{['\"]enabled['\"]: )?true\b"
     r"|(?<!\S)--(bf16|fp16)(?=\s*$|\s+(?:-|\\|true))"
-    r"|(?<![\w'\"])torch_dtype[:=] ?(?:torch\.)?(bf16|bfloat16|fp16|float16)"
-    r"|\busing torch\.(float16|bfloat16) for parameters"
+    r"|(?<![\w'\"])torch_dtype[:= ] ?(?:torch\.)?(bf16|bfloat16|fp16|float16)"
+    r"|\busing torch\.(float16|bfloat16) for parameters|\b(bfloat16) enabled for mixed precision"
 )
 
 
@@ -174,7 +181,7 @@ _MODEL = re.compile(
     r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
     r"|base_model|model(?:_(?:name|variant|path|id|type))?|building|loading (?:base )?model)"
     rf"(?:['\"]?\s*[:=|│]\s*|\s+|', )['\"]?(?:[\w.-]*/)*({_SIZE_OF_MODEL})"
-    r"|_component_: [\w.]+\.(?:q?lora_)?(\w+)"
+    r"|_component_: [\w.]+\.(?:q?lora_)?(\w+)|--config (\w+/\d+b)_"  # torchtune
 )
 _VARIANT = re.compile(r"-(?:instruct|base|chat|it|hf|v\d[\d.]*|\d{4})\b")
 
@@ -189,14 +196,13 @@ def model_in(line: str) -> str | None:
     found = _MODEL.search(line)
     if found is None:
         return None
-    said = _VARIANT.sub("", (found[1] or found[2]).lower()).removeprefix("meta-")
-    return _models().get(re.sub(r"[-_. ]", "", said))
+    said = _VARIANT.sub("", (found[1] or found[2] or found[3]).lower()).removeprefix("meta-")
+    return _models().get(re.sub(r"[-_. /]", "", said))
 
 
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 _MESH = re.compile(r"device mesh with ([^\n]{0,100}?)\[(\d+(?:, *\d+)*)\]")
 _TITAN = names("torchtitan-sizes")
-_TITAN_SIZES = re.compile(r"((?:local|global) batch size|sequence length|total steps):? (\d+)")
 _BANNERS = names("banner")
 _BANNER = re.compile(
     rf"\b({'|'.join(_BANNERS)})(?: \([^)]*\))? = ([\d,]+)(?: \(([\d,]+) tokens\))?"
@@ -210,9 +216,6 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
         yield _BANNERS[name], size
         if "batch" in name and size and every and every % size == 0:
             yield "sequence_length", every // size
-    if "batch size" in line and "sequence length" in line:
-        for name, digits in _TITAN_SIZES.findall(line):
-            yield _TITAN[name], integer(digits)
     if "device mesh with parallelism" in line:
         degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
         yield from ((_TITAN[name], size) for name, size in degrees.items() if name in _TITAN)
@@ -227,28 +230,35 @@ def banner(line: str) -> Iterator[tuple[str, int]]:
         yield from ((_TITAN[name], size) for name, size in axes if name in _TITAN)
 
 
+def _sizes(line: str) -> Iterator[tuple[str, str]]:
+    """Yield sizes that a line states, and their digits."""
+    if world := _WORLD.search(line):
+        yield "world_size", world[1] or world[2]
+    options = _FLAG.findall(line) if " --" in line or "'--" in line else []
+    for name, digits, tokens in _STATED.findall(line):
+        options.append(("total_batch_size", tokens) if tokens else (name, digits))
+    options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
+    for name, digits in options:
+        plain = re.sub("[- ]", "_", name.lower())
+        if ours := SIZES.get(plain) or _OPTIONS.get(plain):
+            yield ours, digits
+    if "=" in line:
+        yield from ((_VARIABLES[name], digits) for name, digits in _VARIABLE.findall(line))
+    if processes := _PROCESSES.search(line):
+        yield "world_size", processes[1]
+    if gpus := _GPUS.search(line):
+        yield "gpus_said", gpus[1]
+
+
 def stated(line: str) -> Iterator[tuple[str, Value]]:
     """Yield what a line says in words that trainers and launchers share."""
     if "init_method" in line or _ENGINE.search(line):
         return
-    line = _BESIDE.sub("", line)
-    if world := _WORLD.search(line):
-        yield "world_size", integer(world[1] or world[2] or world[3])
-    options = _FLAG.findall(line) if " --" in line or "'--" in line else []
-    options += _STATED.findall(line)
-    options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
-    for name, digits in options:
-        plain = re.sub("[- ]", "_", name.lower())
-        ours = SIZES.get(plain) or _OPTIONS.get(plain)
-        if ours and (size := integer(digits.replace(",", ""))):
-            yield ours, size
-    for name, digits in _VARIABLE.findall(line) if "=" in line else ():
-        if integer(digits):
-            yield _VARIABLES[name], integer(digits)
-    if processes := _PROCESSES.search(line):
-        yield "world_size", integer(processes[1])
-    if gpus := _GPUS.search(line):
-        yield "gpus_said", integer(gpus[1])
+    if any(piece in line for piece in _OTHER_PARTS):
+        line = _BESIDE.sub("", line)
+    for name, digits in _sizes(line):
+        if size := integer(digits.replace(",", "")):
+            yield name, size
     if model := model_in(line):
         yield "model", model
     single = "torchrun " in line and "nproc" in line and "nnodes" not in line
@@ -263,7 +273,8 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
 
 MEMORY_PIECES = ("eak", "Max CUDA", "Memory used")
 _PEAK = re.compile(
-    r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?(MiB|GiB)\b"
+    r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?"
+    r"(MiB|GiB)\b"
     r"|^Memory used: ([\d.]+) GB$"  # LitGPT: 10^9 bytes
     r"|Max CUDA memory (?:allocated was|usage:) ([\d.]+) ([GM])B"  # of 2^30 and 2^20 bytes
 )

@@ -332,7 +332,9 @@ class Source:
 _NARROWEST = 60  # characters of a terminal that wraps lines
 
 
-_HEAD_OF_BLOCK = re.compile(r"[^\w\n]*(?:\w+[ _])?(?:step|iteration|iter)\b\W{0,4}\d+", re.IGNORECASE)
+_HEAD_OF_BLOCK = re.compile(
+    r"[^\w\n]*(?:\w+[ _])?(?:step|iteration|iter)\b\W{0,4}\d+", re.IGNORECASE
+)
 _VALUE_OF_BLOCK = re.compile(r"\W*[A-Za-z][\w /().-]{0,50}[:=] *[-\d.,e+]+ ?[\w/%]*\s*$")
 
 
@@ -359,7 +361,9 @@ def _with_names(lines: list[str]) -> Iterator[str]:
     for line in lines:
         cells = _cells(line)
         low = [cell.lower() for cell in cells]
-        step = next((i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1)
+        step = next(
+            (i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1
+        )
         if step >= 0 and len(cells) > 2 and not any(one[:1].isdigit() for one in low):
             heads, at = cells, step
         cells = cells if len(cells) == len(heads) else line.split()

@@ -6,7 +6,7 @@ import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import IterationDialect
-from scalebook.logs.numbers import MISSING, integer, names, number
+from scalebook.logs.numbers import MISSING, integer, number
 from scalebook.logs.pairs import pairs_of
 from scalebook.settings import PARALLEL_SIZES
 
@@ -24,11 +24,6 @@ _PIPELINE = re.compile(
 _OVERFLOW = re.compile(r"OVERFLOW! Rank 0 Skipping step|loss scale overflow! Skipping step")
 _START = "DeepSpeed info: version="  # of an engine; several may start before the first step
 _LATENCY = re.compile(r"\bE2E latency=([\d.]+)s")  # DeepSpeed-Chat
-_PROFILER = re.compile(
-    r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"
-    r": +(\d+)\s*$"
-)
-_OURS = names("deepspeed")
 
 
 class DeepSpeed(LineDialect):
@@ -45,7 +40,6 @@ class DeepSpeed(LineDialect):
         r"|DeepSpeed Flops Profiler"
     )
 
-
     def __init__(self) -> None:
         super().__init__()
         self.out.every_job(loss_apart=True)
@@ -54,7 +48,7 @@ class DeepSpeed(LineDialect):
         self._rates: dict[float, float] = {}  # learning rates by step
         self._own: dict[float, dict[str, float]] = {}  # what the script printed, by step
         self._latency = MISSING
-        self._profiler = self._mean = False
+        self._mean = False
         self._overflows = 0
         self._skipped: int | None = None
 
@@ -75,13 +69,7 @@ class DeepSpeed(LineDialect):
         self._overflows += "kipping step" in line and _OVERFLOW.search(line) is not None
         if _START in line and self._timers:
             self._hand_out()
-        if "DeepSpeed Flops Profiler" in line:
-            self._profiler = True
-            return True
-        found = _PROFILER.match(line) if self._profiler else None
-        if found:
-            self.out.tell(_OURS[found[1]], integer(found[2]))
-        return bool(found) or self._printed(line)
+        return self._printed(line)
 
     def _printed(self, line: str) -> bool:
         """Take a line of the script itself with a step and its loss; False if it is not one."""

@@ -135,7 +135,9 @@ class LineDialect(Dialect):
                 if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
-                if (stated or any(one in line for one in setting_lines.MEMORY_PIECES)) and not self._evaluates:
+                if (
+                    stated or any(one in line for one in setting_lines.MEMORY_PIECES)
+                ) and not self._evaluates:
                     self._stated(line)
 
     def _stated(self, line: str) -> None:
@@ -167,7 +169,9 @@ class LineDialect(Dialect):
             self._evaluates = deep > self._evaluation
             if not self._evaluates:
                 self._evaluation = deep if setting_lines.EVALUATION.match(text[:160]) else math.inf
-            told = setting_lines.assigned(text) if self.assignments and not self._evaluates else None
+            told = (
+                setting_lines.assigned(text) if self.assignments and not self._evaluates else None
+            )
             if told:
                 self.out.tell(*told, weak=True)
 

@@ -17,7 +17,6 @@ from scalebook.logs.numbers import (
     MISSING,
     clock_seconds,
     columns,
-    integer,
     number,
     rounding,
     whole,
@@ -206,7 +205,6 @@ _ENTRY = re.compile(
     r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
-_PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
 _COLUMNS = columns("hf-trainer")
 
 
@@ -237,7 +235,6 @@ class HFTrainer(LineDialect):
         r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
         re.MULTILINE,
     )
-
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,8 +270,6 @@ class HFTrainer(LineDialect):
             end = found.end()
         if " = " in line and (block := _BLOCK.match(line)):
             self._whole_run({block[1]: block[2]})
-        if "Num processes" in line and (processes := _PROCESSES.match(line)):
-            self.out.tell("world_size", integer(processes[1]))
         return taken
 
     def _entries(self, entries: dict[str, str]) -> bool:
@@ -326,7 +321,6 @@ class HFTrainer(LineDialect):
         if "epoch" in entries:
             self._progress.epochs = number(entries["epoch"])
         if "train_runtime" in entries:
-            self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True
 
     _ended = False

@@ -6,9 +6,11 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.dialects.rows import Rows
 from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
 from scalebook.logs.pairs import (
     TIMED,
+    bar_seconds,
     bar_state,
     by_the_clock,
     cell,
@@ -116,7 +118,6 @@ class NanoGPT(LineDialect):
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
-    _SIZES = re.compile(r"\b(train_batch_tokens|train_seq_len|SEQLEN|BS)[:=](\d+)")
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,8 +130,6 @@ class NanoGPT(LineDialect):
         if found is None:
             tokens = self._TOKENS.search(line) if "tokens per iteration" in line else None
             self._tokens = (whole(tokens[1]) or 0) if tokens else self._tokens
-            if ("train_seq_len" in line and "train_batch_tokens" in line) or "SEQLEN=" in line:
-                self._lengths(line)
             return False
         cells = {name.rstrip("_234"): text for name, text in found.groupdict().items() if text}
         if "val" in cells and number(cells["step"]) <= (self.out.job.last_step or 0):
@@ -154,15 +153,6 @@ class NanoGPT(LineDialect):
             row["tokens_per_second"] = self._tokens / row["seconds"]
         self.out.step(row, total=integer(cells["total"]) if "total" in cells else None)
         return True
-
-    def _lengths(self, line: str) -> None:
-        """Take the length of a sample, and the batch in samples or in tokens."""
-        sizes = {name: integer(digits) for name, digits in self._SIZES.findall(line)}
-        length = sizes.get("train_seq_len") or sizes.get("SEQLEN")
-        if length:
-            self.out.tell("sequence_length", length)
-            batch = sizes.get("BS", sizes.get("train_batch_tokens", 0) / length)
-            self.out.tell("global_batch_size", int(batch) if batch == int(batch) else 0)
 
     def finish(self) -> None:
         """Take step times from the time since the start where that is what is printed."""
@@ -192,13 +182,18 @@ class Verl(LineDialect):
             return False
         text = line[found.end() :] if found else line
         cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(text)}
-        row = {ours: cells[key] for key, ours in reversed(self._COLUMNS.items()) if key in cells}
+        own = {ours: cells[key] for key, ours in reversed(self._COLUMNS.items()) if key in cells}
+        row = own if found is None else Rows().row(cells) | own
+        bar, total = bar_state(line), None
+        if bar and "seconds" not in row:  # of its supervised trainer; it shows the step before
+            row["seconds"], total = bar_seconds(line), bar[1]
+            row["tokens_per_second"] = row.get("tokens_in_step", MISSING) / row["seconds"]
         if found is None:  # a terminal wrapped the record
             for column in row.keys() - before.keys():
                 self.out.job.table.amend(column, row[column])
         elif row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
             head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
-            self.out.step(head | row)
+            self.out.step(row | head, total=total)
             self._row = row
         return True
 
@@ -372,7 +367,10 @@ class Pairs(LineDialect):
         for job in self.out.jobs:
             by_the_clock(job)
             tokens_from_totals(job)
-            batch, samples = job.settings.get("global_batch_size"), job.table.column("consumed_samples")
+            batch, samples = (
+                job.settings.get("global_batch_size"),
+                job.table.column("consumed_samples"),
+            )
             if self._counted and isinstance(batch, int) and job.table.has("consumed_samples"):
                 job.table.set_column("step", (one / batch for one in samples))
             elif self._counted:

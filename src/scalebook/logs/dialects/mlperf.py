@@ -15,8 +15,7 @@ from scalebook.logs.pairs import seconds_from
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
 SIZES = names("mlperf")
 _STATS, _MODELS = names("mlperf-stats"), names("mlperf-models")
-_SUBMITTED = tuple(f"submission_{what}" for what in ("benchmark", "platform", "org"))
-_FACTS = (*_SUBMITTED, "seed", "target_accuracy")
+_FACTS = ("submission_benchmark", "submission_platform")
 
 
 class MLPerf(LineDialect):
@@ -28,7 +27,6 @@ class MLPerf(LineDialect):
     name = "mlperf"
     markers = (":::MLLOG",)
     signature = re.compile(r":::MLLOG\s*\{")
-
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +64,6 @@ class MLPerf(LineDialect):
             if "global_valid_toks" in stats:  # rollouts: their length is a limit
                 self._fixed = False
             self._record(event, {_STATS[name]: stats[name] for name in stats if name in _STATS})
-        elif key in ("run_start", "run_stop") and isinstance(event.get("time_ms"), int):
-            details[f"{key}_ms"] = event["time_ms"]
         if key == "run_stop":
             self._stop(event.get("metadata"))
 
@@ -125,6 +121,3 @@ class MLPerf(LineDialect):
         if self._throughput:  # NeMo's of GPT-3 counts tokens
             name = "tokens_per_second" if self._of_gpt3() else "samples_per_second"
             self.out.job.rates[name] = self._throughput[-1]
-        start, stop = (self.out.job.details.get(f"run_{end}_ms") for end in ("start", "stop"))
-        if isinstance(start, int) and isinstance(stop, int) and stop > start:
-            self.out.job.details["time_to_train_seconds"] = (stop - start) / 1e3

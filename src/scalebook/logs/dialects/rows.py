@@ -110,8 +110,6 @@ class Rows(Dialect):
             if still * 4 > len(totals):  # tokens of a step under the name of a total
                 job.table.set_column("consumed_tokens", [MISSING] * len(totals))
             tokens_from_totals(job)
-            if (job.table.median("mfu") or 0) > _MOST_MFU:  # in percent
-                job.table.set_column("mfu", (value / 100 for value in job.table.column("mfu")))
         return self.out.close()
 
     def row(self, cells: Mapping[str, Any]) -> dict[str, float]:
@@ -170,7 +168,6 @@ class Rows(Dialect):
 
 
 _SIZES = setting_lines.SIZES.keys()
-_MOST_MFU = 1.5  # no fraction is larger
 # They say nothing of what a step took or gave.
 _BESIDE = {"step", "clock", "learning_rate", "phase_code"}
 _KIND = ("event", "split", "phase", "mode", "stage")
@@ -270,7 +267,9 @@ def plain(name: str) -> str:
 
 _target_of = {"seconds": "step_seconds", "tflops_per_gpu": "tflops_per_second_per_gpu"}
 # Names of trackers and trainers by target, plain; the first that a file has counts.
-_OF_LINES = {_target_of.get(ours, ours): theirs for ours, theirs in alternatives("key-value").items()}
+_OF_LINES = {
+    _target_of.get(ours, ours): theirs for ours, theirs in alternatives("key-value").items()
+}
 NAMES = {
     ours: tuple(map(plain, (*theirs, *_OF_LINES.pop(ours, ()))))
     for ours, theirs in alternatives("rows").items()

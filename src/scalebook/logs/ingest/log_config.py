@@ -262,7 +262,8 @@ def complete(job: Job, known: LogConfig) -> None:
         _derive(known, batch, iter([("micro batch x accumulation x replicas", whole)]))
     limit = known.size("sample_limit") if known.values.get("packed_sequences") is True else None
     _derive(known, length, iter([("the most tokens of a packed sample", limit)]))
-    _of_one_device(known)
+    if not job.table.has(batch):
+        _of_one_device(known)
     _by_samples(job, known)
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
@@ -282,8 +283,18 @@ def _by_samples(job: Job, known: LogConfig) -> None:
 
 def _of_one_device(known: LogConfig) -> None:
     """Take a batch with fewer samples than GPUs, where no model is split, as that of one GPU."""
-    gpus, batch, split = known.size("world_size"), known.size("global_batch_size"), map(known.size, SPLIT)
-    if gpus and batch and batch < gpus and not any(split) and "micro_batch_size" not in known.values:
+    gpus, batch, split = (
+        known.size("world_size"),
+        known.size("global_batch_size"),
+        map(known.size, SPLIT),
+    )
+    if (
+        gpus
+        and batch
+        and batch < gpus
+        and not any(split)
+        and "micro_batch_size" not in known.values
+    ):
         known.put("micro_batch_size", batch, "derived", "a batch of fewer samples than GPUs")
         del known.values["global_batch_size"], known.provenance["global_batch_size"]
 

@@ -289,7 +289,8 @@ def _code(runs: Path) -> str:
     for library in LIBRARIES:
         digest.update(version(library).encode())
     own = Path(scalebook.__file__).parent
-    named = sorted(path for path in own.rglob("*") if path.suffix in (".py", ".toml", ".csv"))
+    kinds = (".py", ".toml", ".csv", ".html")
+    named = sorted(path for path in own.rglob("*") if path.suffix in kinds)
     for path in (*named, *catalog.user_files(), *registered.own_files()):
         digest.update(f"{path}".encode())
         digest.update(path.read_bytes())

@@ -1,0 +1,163 @@
+"""Forms in which trainers of any kind print steps and their configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.store import read_run
+
+STEP = "step {n}/90 | loss {loss:.3f} | step_time {t:.3f}s"
+
+
+def log(form: str = STEP, count: int = 6, first: int = 1) -> str:
+    """Return a log of steps of 1.51 s and on, whose loss falls from 9.5 by 0.5 a step."""
+    steps = range(first, first + count)
+    return "".join(form.format(n=n, loss=10 - n / 2, t=1.5 + n / 100) + "\n" for n in steps)
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    """Return the summary of a log, with the settings of the run."""
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    return {**run.summary, **read_run(run.path).record.observed}
+
+
+FORMS = {
+    "{{'step': {n}, 'train_loss': {loss}, 'lr': 2e-05, 'step_time_ms': 1535.0}}": {},
+    "[{n}/500] loss: {loss:.3f} | iter: {t:.3f}s": {},
+    "step {n} | loss {loss:.3f} | lr 1e-4 | ({t:.3f} s | 27,303 tok/s)": {},
+    "step={n} loss={loss:.3f} step_ms=1535 throughput=54.6k tok/s (6.825k tok/s/gpu)":
+        {"world_size": 8},
+    "step {n}: loss={loss:.3f} time=1535ms tokens/s=43.68K tokens/s/gpu=5.46K": {"world_size": 8},
+    "[Iter {n}] loss: {loss:.3f}, 1.535s/it, 21,700 tok/s/GPU":
+        {"tokens_per_second_per_gpu_median": 21700},
+    "INFO:a:step: {n}, train/loss: {loss:.3f}, perf/step_time_s: 1.535, perf/mfu: 0.41":
+        {"mfu_logged_median": 0.41},
+    'time="2031-03-04T10:10:1{n}Z" msg="step" step={n} loss={loss:.3f} step_time=1.535': {},
+    "Step {n}/90\n  Loss: {loss:.3f}\n  Step time: 1.535 s\n  MFU: 41.0 %\n":
+        {"mfu_logged_median": 0.41},
+    "step: {n}\nloss: {loss}\nallocated memory: 53687091200\ncurrent step time: 1.535": {},
+    "{n} / 90 steps Progress on:train {n}.0it/100it rate:1.535s/it remaining:02:11 elapsed:00:1{n} "
+    "postfix:loss={loss}": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_is_read_in_any_form(tmp_path: Path, form: str):
+    found = read(tmp_path, log(form))
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (6, 1, 6)
+    assert (found["loss_first"], found["loss_last"]) == (9.5, 7.0)
+    assert found["step_seconds_median"] == pytest.approx(1.535, rel=2e-3)
+    assert {name: found[name] for name in FORMS[form]} == pytest.approx(FORMS[form])
+
+
+TABLES = {
+    "┃ Step ┃ Loss ┃ Time (s) ┃ Tokens/s ┃\n": "│ {n} │ {loss:.3f} │ {t:.3f} │ 87,000 │",
+    "epoch    step      loss      s/step    tok/s\n": "    0  {n}   {loss:.3f}  {t:.3f}     87,000",
+    "| step | loss | lr | step time | tokens/s |\n|---|---|---|---|---|\n":
+        "| {n} | {loss:.3f} | 1e-4 | {t:.3f} | 87000 |",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", TABLES)
+def test_a_table_gives_its_rows_the_names_of_its_columns(tmp_path: Path, head: str):
+    found = read(tmp_path, head + log(TABLES[head]))
+    assert (found["n_records"], found["loss_last"]) == (6, 7.0)
+    assert found["step_seconds_median"] == pytest.approx(1.535)
+    assert found["tokens_per_second_median"] == pytest.approx(87000)
+
+
+W, T, P, D = (
+    "world_size", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
+)  # fmt: skip
+G, M, S, F = ("global_batch_size", "micro_batch_size", "sequence_length", "precision")
+DUMPS: dict[str, dict[str, int | str]] = {
+    "Namespace(tp=2, pp=2, dp=4, seq_len=2048, micro_batch_size=2, dtype='bf16')":
+        {W: 16, T: 2, P: 2, D: 4, S: 2048, M: 2, F: "bf16"},
+    "config: Train(model=Config(seq_len=512), batch=Config(global_batch_size=64), "
+    "eval=EvalConfig(global_batch_size=8, seq_len=128))": {S: 512, G: 64},
+    "│ seq_len           8192  │\n│ micro_batch_size  2     │\n│ dtype  bfloat16 │":
+        {S: 8192, M: 2, F: "bf16"},
+    "| sequence length T     | 1024      |\n| num_processes         | 8         |\n"
+    "| precision             | BF16      |\ntotal_batch_size=524288":
+        {S: 1024, W: 8, F: "bf16", G: 512},
+    "torchrun --nproc_per_node 8 --nnodes 4 a.py --tp 2 --pp 4 --seq-length 4096 --bf16":
+        {W: 32, T: 2, P: 4, D: 4, S: 4096, F: "bf16"},
+    "trainer:\n  gpus_per_node: 8\n  num_nodes: 4\n  tensor_parallel: 4\n  pipeline_parallel: 2":
+        {W: 32, T: 4, P: 2, D: 4},
+    "training on 32 devices (GPUs/TPUs)": {W: 32},
+    "Total number of GPUs determined to be: 8": {W: 8},
+    "==> world size: 32 (nodes=4, gpus/node=8)": {W: 32},
+    "{'devices': 4, 'num_nodes': 2, 'precision': 'bf16-mixed', 'train': {'micro_batch_size': 4}}":
+        {W: 8, F: "bf16", M: 4},
+    "Rank 0 has tensor model parallel group: [0, 1]\nRank 0 has pipeline model parallel group: [0]\n"
+    "Rank 0 has data parallel group : [0, 2, 4, 6]\nworld_size: 8\nglobal_batch_size: 32\n"
+    "setting number of microbatches to constant 8": {W: 8, T: 2, P: 1, D: 4, M: 1},
+    "Global batch size (w. parallel) = 256 (524,288 tokens)": {G: 256, S: 2048},
+    "524288 tokens per train step, maximum context length 8192": {S: 8192, G: 64},
+    "args.mixed_precision = fp16": {F: "fp16"},
+    "using torch.float16 for parameters ...": {F: "fp16"},
+    "run.py --bf16 --fp8-format hybrid": {F: "fp8"},
+    "run.py --torch_dtype bfloat16 --max_length 4096 --packing true": {F: "bf16", S: 4096},
+    "Config param model_name: llama3.1-8b": {"model": "llama3.1-8b"},
+    "train_config(model_variant='llama2_7b', low_cpu=True)": {"model": "llama2-7b"},
+    "tune run full_finetune_distributed --config llama2/7B_full": {"model": "llama2-7b"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+def test_the_configuration_is_read_in_any_form(tmp_path: Path, dump: str):
+    found = read(tmp_path, f"{dump}\n{log()}")
+    assert {name: found.get(name) for name in DUMPS[dump]} == DUMPS[dump]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EngineArgs(tensor_parallel_size=2, max_seq_len=512)",
+        "evaluation: {'global_batch_size': 8, 'seq_len': 64}",
+        "max_seq_length: 2048",  # a cap, as nothing is packed
+        "a batch size of 8 of 9",
+        "torch_dtype of the config.json: \"torch_dtype\": \"float16\"",
+    ],
+)  # fmt: skip
+def test_what_is_not_said_of_the_training_stays_empty(tmp_path: Path, line: str):
+    found = read(tmp_path, f"{line}\n{log()}")
+    assert [found.get(name) for name in (T, G, S, F)] == [None] * 4
+
+
+def runs(tmp_path: Path, text: str) -> list[dict[str, Any]]:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    return summaries(path, {})
+
+
+def test_a_start_from_the_first_step_with_another_pace_is_another_run(tmp_path: Path):
+    launch = "using world size: 16, data-parallel size: 16\n"
+    same, faster = log(), log(STEP.replace("{t:.3f}", "0.9{n}0"))
+    assert len(runs(tmp_path, launch + same + launch + faster)) == 2
+    (again,) = runs(tmp_path, launch + same + launch + same)
+    assert again["n_records"] == 6
+
+
+def test_a_step_of_litgpt_takes_all_its_micro_batches(tmp_path: Path):
+    text = "".join(
+        f"Epoch 1 | iter {n} step {n // 2} | loss train: {5 - n / 10}, val: n/a | iter time: "
+        f"{500 + n}.00 ms{'' if n % 2 else ' (step)'}\n"
+        for n in range(1, 7)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (3, 1, 3)
+    assert found["step_seconds_median"] == pytest.approx(0.503 + 0.504)
+
+
+def test_a_device_that_the_catalog_does_not_know_gets_a_remark(tmp_path: Path):
+    path = tmp_path / "a.log"
+    path.write_text("GPU 0: NVIDIA H900 (UUID: GPU-1)\n" + log())
+    (found,) = summaries(path, {"platform": "h100"})
+    assert any("'NVIDIA H900'" in text and "h100" in text for text in found["warnings"])
