@@ -259,7 +259,8 @@ def arranged(sheet: Sheet) -> Sheet:
         sheet = replace(sheet, head=[sheet.head[0], *sheet.head[2:]], rows=rows)
     sheet = headed(sheet)
     wide, part = len(sheet.head), ""
-    above, rows = list[str](), list[tuple[int, list[str]]]()
+    above: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
     for line, row in sheet.rows:
         filled = [at for at, cell in enumerate(row) if plain(cell)]
         if wide > 2 and filled == [0] and not re.match(r"\W*[\d.]+\W*$", row[0]):
