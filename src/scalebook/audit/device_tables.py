@@ -45,7 +45,7 @@ class Sheet:
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
     """Yield the table of a file of CSV or TSV."""
-    reader, rows, titles = csv.reader(io.StringIO(text), delimiter=delimiter), [], 0
+    reader, titles = csv.reader(io.StringIO(text), delimiter=delimiter), 0
     try:
         rows = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
@@ -156,6 +156,11 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
     if value is not None and quantity in rules["factors"]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
+    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
+        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
+        low, high = round(value / 1e3, 1) * 1e3, value
+        if not high * 0.99 < low < high:
+            return
     else:
         return
     yield Fact(
@@ -253,14 +258,16 @@ def arranged(sheet: Sheet) -> Sheet:
         rows = [(line, [f"{row[0]} ({row[1]})", *row[2:]]) for line, row in sheet.rows if row[1:]]
         sheet = replace(sheet, head=[sheet.head[0], *sheet.head[2:]], rows=rows)
     sheet = headed(sheet)
-    wide, part, above, rows = len(sheet.head), "", list[str](), list[tuple[int, list[str]]]()
+    wide, part = len(sheet.head), ""
+    above: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
     for line, row in sheet.rows:
         filled = [at for at, cell in enumerate(row) if plain(cell)]
         if wide > 2 and filled == [0] and not re.match(r"\W*[\d.]+\W*$", row[0]):
             part = plain(row[0])
             continue
         first = filled[0] if filled else 0
-        cells = [
+        cells: list[str] = [
             f"{CONTINUED}{above[at]}"
             if at < len(above) and (_DITTO.fullmatch(cell.strip()) if cell.strip() else at < first)
             else cell

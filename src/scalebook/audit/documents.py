@@ -34,7 +34,7 @@ from scalebook.audit.device_tables import (
 from scalebook.audit.fields import RATES, heading_of, named_by, plain
 from scalebook.audit.printed import (
     BY_UNIT,
-    Column,
+    Heading,
     Printed,
     improved,
     read_cell,
@@ -361,12 +361,12 @@ def _cells(line: str) -> list[str]:
     return [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
 
 
-def _columns(sheet: Sheet, unread: list[str]) -> list[Column]:
+def _columns(sheet: Sheet, unread: list[str]) -> list[Heading]:
     """Return the columns whose heading is known; note the others.
 
     Two columns of one field and unit are two cases (Linear, 90 %): none of them is the row's.
     """
-    found: dict[str, list[Column]] = {}
+    found: dict[str, list[Heading]] = {}
     later: list[tuple[int, str, str]] = []
     for index, head in enumerate(sheet.head):
         name, unit = heading_of(head)
@@ -384,7 +384,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[Column]:
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
         key = f"{field_name} {vocabulary.factor(kind, unit) or ''}"
-        found.setdefault(key, []).append(Column(index, field_name, unit, kind))
+        found.setdefault(key, []).append(Heading(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
@@ -402,7 +402,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[Column]:
         settled = _settled(name, known)
         if settled is not None:
             kind = vocabulary.headings()["kinds"].get(settled)
-            single.append(Column(index, settled, unit, kind))
+            single.append(Heading(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
             reason = next(
@@ -441,7 +441,7 @@ def _shown(sheet: Sheet, index: int) -> str:
     return f"{plain(sheet.head[index])!r} of {sheet.name!r}"
 
 
-def _settled(name: str, found: Mapping[str, Column]) -> str | None:
+def _settled(name: str, found: Mapping[str, Heading]) -> str | None:
     for field_name, rule in vocabulary.headings()["settled"].items():
         fits = re.fullmatch(rule["heading"], name) and field_name not in found
         if fits and found.keys() & {*rule["beside"]} and not found.keys() & {*rule["without"]}:
@@ -469,7 +469,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     return Table(sheet.name, tuple(rows), base, (), total)
 
 
-def _as_filled(sheet: Sheet, column: Column) -> Column:
+def _as_filled(sheet: Sheet, column: Heading) -> Heading:
     """Return a column as its cells say: ``GPU`` of counts; 41.25 of a fraction is not 4,125 %."""
     cells = [plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     if column.field == "accelerator" and all(cell.isdigit() for cell in cells):
@@ -503,7 +503,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 
 
 def _row(
-    sheet: Sheet, columns: Sequence[Column], cells: Sequence[str], line: int, unread: list[str]
+    sheet: Sheet, columns: Sequence[Heading], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
     values, words = dict[str, Printed](), dict[str, str]()
     shown = [plain(cell) for cell in cells]
@@ -575,7 +575,7 @@ def _doubtful(head: str, cell: str) -> bool:
 
 
 def _given(
-    sheet: Sheet, columns: Sequence[Column], values: dict[str, Printed], words: dict[str, str]
+    sheet: Sheet, columns: Sequence[Heading], values: dict[str, Printed], words: dict[str, str]
 ) -> frozenset[str]:
     """Add to a row what the text around its table says; return the fields of that."""
     stated = {column.field for column in columns} | values.keys() | words.keys()

@@ -504,10 +504,10 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
         words = f"{name} dense, {device.name}, as {peta / 1e3:g} PFLOP/s"
         yield _fact("peak_tflops_per_second", peta, words, bound=True)
     gpus = row.values.get("gpus")
-    many = gpus is not None and gpus.value > _MOST_CARDS
+    few = gpus is not None and gpus.value <= _MOST_CARDS
     for form in forms_of(row.words.get("accelerator", ""))[1:]:
         peak = form.peak_tflops.get(name)
-        if peak not in (None, dense) and not (many and re.search("PCIe|NVL", form.name)):
+        if peak not in (None, dense) and (few or not re.search("PCIe|NVL", form.name)):
             variant = f"{name} dense, {form.name}"
             yield _fact("peak_tflops_per_second", peak, variant, bound=True)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]

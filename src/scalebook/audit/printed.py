@@ -194,14 +194,14 @@ BY_UNIT = ("size", "flops")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Heading:
     index: int
     field: str  # of a claim, in its base unit
     unit: str  # as the heading writes it
     kind: str | None
 
 
-def read_cell(column: Column, cell: str) -> tuple[str, Printed] | None:
+def read_cell(column: Heading, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
     cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
     named = "parameters" in column.field and re.match(r"\d+ ?[x×] ?\d", cell)  # 8x7B, a model
