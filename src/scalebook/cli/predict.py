@@ -268,7 +268,8 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     line = rate_line(**short_value(found))
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
     print(f"{config.model} on {where}: {line}")
-    print(f"  layout: {_layout(config)}")
+    others = " ('scalebook recommend' ranks layouts)" if config.world_size > 1 else ""
+    print(f"  layout: {_layout(config)}{others}")
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
         low, high = 100 * found.mfu_low, 100 * found.mfu_high
         print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")
