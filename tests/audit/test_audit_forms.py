@@ -294,6 +294,14 @@ def test_a_column_of_shares_is_of_the_two_columns_that_nearly_all_rows_say():
         verdicts(f"{head}{few}", ".csv")
 
 
+@pytest.mark.parametrize("mark", ["<sup>1</sup>", "¹"])
+def test_a_footnote_behind_a_number_that_ends_with_10_is_no_power(mark: str):
+    text = f"<table><tr><td>Run<td>TFLOP/s/GPU<tr><td>a<td>1210{mark}</table>"
+    assert [row["model_tflops_per_second_per_gpu"] for row in read(text, ".html")] == ["1210"]
+    text = f"Run|TFLOP/s/GPU\n-|-\na|1210{mark}\n"
+    assert [row["model_tflops_per_second_per_gpu"] for row in read(text)] == ["1210"]
+
+
 def test_each_row_of_1x_is_the_base_of_the_rows_below_it():
     """17,068 / 15,735 = 1.085, 19,715 / 17,646 = 1.117, 21,795 / 19,173 = 1.137."""
     text = (

@@ -75,7 +75,8 @@ class _Tables(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._hidden = tag in ("script", "style")
-        self._note = tag == "sup" and not "".join(self._text).endswith("10")  # a footnote's mark
+        power = re.search(r"(?<![\d.,])10$", "".join(self._text))
+        self._note = tag == "sup" and power is None  # a footnote's mark
         if self._open and tag in ("tr", "td", "th"):  # whose end tag was left out
             self.handle_endtag("td")
         if tag == "tr" and self._row:

@@ -138,7 +138,8 @@ LONGEST = 120  # characters of a label or a heading that is shown
 
 def plain(text: str) -> str:
     """Return a cell without Markdown's marks, links and footnotes."""
-    text = re.sub(r"<br ?/?>|(?<!10)<sup>[^<]*</sup>|(?<!10)[⁰¹²³⁴-⁹]+", " ", text)
+    power = r"(?<![^\d.,]10)(?<!^10)"  # not behind 10, as of 10²⁴
+    text = re.sub(rf"<br ?/?>|{power}<sup>[^<]*</sup>|{power}[⁰¹²³⁴-⁹]+", " ", text)
     text = re.sub(r"\\([-_*#~$])", r"\1", text)
     shown = _MARKS.sub(" ", _LINK.sub(r"\1", text))
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
