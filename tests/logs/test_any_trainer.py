@@ -95,7 +95,8 @@ DUMPS: dict[str, dict[str, int | str]] = {
     "==> world size: 32 (nodes=4, gpus/node=8)": {W: 32},
     "{'devices': 4, 'num_nodes': 2, 'precision': 'bf16-mixed', 'train': {'micro_batch_size': 4}}":
         {W: 8, F: "bf16", M: 4},
-    "Rank 0 has tensor model parallel group: [0, 1]\nRank 0 has pipeline model parallel group: [0]\n"
+    "Rank 0 has tensor model parallel group: [0, 1]\n"
+    "Rank 0 has pipeline model parallel group: [0]\n"
     "Rank 0 has data parallel group : [0, 2, 4, 6]\nworld_size: 8\nglobal_batch_size: 32\n"
     "setting number of microbatches to constant 8": {W: 8, T: 2, P: 1, D: 4, M: 1},
     "Global batch size (w. parallel) = 256 (524,288 tokens)": {G: 256, S: 2048},
