@@ -37,6 +37,7 @@ _CODES = {phase: code for code, phase in enumerate(PHASES)}
 _MOST_NAMED = 20  # lines that are none: a file of others may have millions
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
+_SHORT = 1000  # values of which a copy is made sooner than a view, and read in a third of the time
 _PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
 _BRIEF = (
     *("phase", "skipped", *_WHOLE, "step_seconds", "allocated_gib", "reserved_gib"),
@@ -179,7 +180,10 @@ class Steps(Sequence[StepRecord]):
     def _slice(self, part: slice) -> Steps:
         if range(len(self))[part] == range(len(self)):
             return self
-        columns = {name: memoryview(column)[part] for name, column in self._columns.items()}  # type: ignore[arg-type]
+        whole: dict[str, Any] = dict(self._columns)
+        if len(self) > _SHORT:
+            whole = {name: memoryview(column) for name, column in whole.items()}
+        columns = {name: column[part] for name, column in whole.items()}
         return Steps(columns, self._phases[part], self._skipped[part], self._ranks)
 
     def _rank_times(self, index: int) -> Numbers:
@@ -208,9 +212,9 @@ class _Writer:
         found: dict[str, Iterable[float]] = {}
         for name in _PLAIN:
             # a column that nothing was in yet takes no memory for None in all rows
-            given = values.get(name, ())
-            used = name in self._columns or name in _NEVER_NONE or given.count(None) < len(given)
-            if name in values and used:
+            if not (given := values.get(name)):
+                continue
+            if given[0] is not None or name in self._columns or given.count(None) < len(given):
                 found[name] = _column(name, given)
         phases = bytes(map(_CODES.__getitem__, values["phase"]))
         ends = _ends(values.get(_END, ()))

@@ -16,7 +16,6 @@ from scalebook.measure.intervals import (
     point,
     read_numeral,
     student_quantile,
-    two_sided_tail,
 )
 
 INFINITE = math.inf
@@ -167,16 +166,16 @@ def test_half_of_all_values_of_student_lie_above_zero():
 @given(st.floats(0, 3), st.floats(8, 1e6))
 def test_the_quick_tail_of_student_is_within_one_percent_up_to_three(t, freedom):
     stats = pytest.importorskip("scipy.stats")
-    assert two_sided_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=0.01)
+    assert mean_tail([(1.0, t)], freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=0.01)
 
 
 def test_the_quick_tail_becomes_that_of_the_normal_distribution():
-    assert two_sided_tail(0, 5) == 1
-    assert two_sided_tail(1.959964, 1e9) == pytest.approx(0.05, rel=1e-6)
-    assert two_sided_tail(2.228, 10) == pytest.approx(0.05, rel=2e-3)  # the table again
+    assert mean_tail([(1.0, 0)], 5) == 1
+    assert mean_tail([(1.0, 1.959964)], 1e9) == pytest.approx(0.05, rel=1e-6)
+    assert mean_tail([(1.0, 2.228)], 10) == pytest.approx(0.05, rel=2e-3)  # the table again
 
 
-def test_a_mean_tail_weighs_the_tails_of_its_errors():
-    errors = [(0.25, 2.0), (0.75, 0.5)]
-    expected = 0.25 * two_sided_tail(1.5, 9) + 0.75 * two_sided_tail(6, 9)
-    assert mean_tail(3, errors, 9) == pytest.approx(expected)
+def test_a_mean_tail_weighs_the_tails_of_its_rows():
+    rows = [(0.25, 1.5), (0.75, 6.0)]
+    expected = 0.25 * mean_tail([(1.0, 1.5)], 9) + 0.75 * mean_tail([(1.0, 6)], 9)
+    assert mean_tail(rows, 9) == pytest.approx(expected)

@@ -424,8 +424,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     lines = (headers, *cut)
     columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        right, most = all(map(_NUMBER.fullmatch, column[1:])), max(map(width, column))
-        blanks = (" " * (most - width(cell)) for cell in column)
+        right, widths = all(map(_NUMBER.fullmatch, column[1:])), list(map(width, column))
+        blanks = map(" ".__mul__, map(max(widths).__sub__, widths))
         pairs = zip(column, blanks, strict=True)
         columns.append([blank + cell if right else cell + blank for cell, blank in pairs])
     print("\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered, row
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
@@ -68,10 +70,15 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     if length is None or world is None:
         missing = "sequence_length" if length is None else "world_size"
         return None, shape.num_layers, f"The run names no {missing}."
-    gpus, modules = world * 1e12, count(record, "mtp_layers") or 0
+    counted, flops = _flops(shape, length, count(record, "mtp_layers") or 0)
+    return _Scale(flops / (world * 1e12), counted), shape.num_layers, None
+
+
+@lru_cache(maxsize=256, typed=True)  # the runs of a folder are of few models
+def _flops(shape: ModelShape, length: float, modules: int) -> tuple[str, float]:
+    """Return the convention of a model's MFU and the FLOPs per token in it."""
     counted = headline_convention(shape)
-    model = flops_per_token(shape, length, counted, mtp_layers=modules) / gpus
-    return _Scale(model, counted), shape.num_layers, None
+    return counted, flops_per_token(shape, length, counted, mtp_layers=modules)
 
 
 def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:

@@ -136,8 +136,10 @@ def _course(series: Sequence[float], at: int, gain: float, *, small: bool = True
     chance = 1.0
     if gain * len(series) >= _NOTHING * sum(map(mul, series, series)):
         chance = effect(means, [0.0] * block + [1.0] * (count - block)).probability
-    rho = mean_posterior(means).correlation
-    independent = count * (1 - rho) / (1 + rho)
+    independent = math.inf  # of a drift within the tolerance, nobody asks
+    if abs(drift.size) > TOLERANCE:
+        rho = mean_posterior(means).correlation
+        independent = count * (1 - rho) / (1 + rho)
     return _Course(drift.size, drift.probability, drift.error, size, chance, at, independent)
 
 

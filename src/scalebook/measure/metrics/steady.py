@@ -53,10 +53,10 @@ class Spikes:
 
 def take_apart(seconds: Sequence[float]) -> Spikes:
     """Return the spikes of a series and the series without them."""
-    excess = [value - level for value, level in zip(seconds, local_median(seconds), strict=True)]
+    smooth = list(seconds)  # its numbers are objects already
+    excess = [value - level for value, level in zip(smooth, local_median(smooth), strict=True)]
     standing = _standing_out(seconds, excess)
     classes, rest = _periods(standing, len(seconds))
-    smooth = list(seconds)
     periodic: list[Periodic] = []
     for period, positions in classes:
         # the middle one: a step that is due to two periods stands out more
