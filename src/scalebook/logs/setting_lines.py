@@ -110,10 +110,10 @@ _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 # Sizes, the number format and the model in lines of any trainer or launcher.
 STATED_PIECES = (
     "batch", "Batch", "BATCH", "_bs", "BS", "seq", "Seq", "SEQ", "ength", "arallel", "orld", "P=",
-    "p_size", "teps", "GPUs", "devices", " --", "'--", "dtype", "DTYPE", "FLOAT", "recision", "bf16",
-    "fp16", "float16", "Float16", "fp8", "uantization", "MEMBER", "odel", "rocesses", "SIZE=", "mpi",
-    "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes", "accum", "tp=", "tp'", "tp:",
-    "_component_", "per train", "LEN",
+    "p_size", "teps", "GPUs", "devices", " --", "'--", "dtype", "DTYPE", "FLOAT", "recision",
+    "bf16", "fp16", "float16", "Float16", "fp8", "uantization", "MEMBER", "odel", "rocesses",
+    "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes", "accum",
+    "tp=", "tp'", "tp:", "_component_", "per train", "LEN",
 )  # fmt: skip
 _WORLD = re.compile(
     r"\bMEMBER: \d+/(\d+)"  # Lightning

@@ -265,10 +265,10 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9%]+", "_", name.rpartition(" - ")[2].lower()).strip("_")
 
 
-_target_of = {"seconds": "step_seconds", "tflops_per_gpu": "tflops_per_second_per_gpu"}
+_TARGET_OF = {"seconds": "step_seconds", "tflops_per_gpu": "tflops_per_second_per_gpu"}
 # Names of trackers and trainers by target, plain; the first that a file has counts.
 _OF_LINES = {
-    _target_of.get(ours, ours): theirs for ours, theirs in alternatives("key-value").items()
+    _TARGET_OF.get(ours, ours): theirs for ours, theirs in alternatives("key-value").items()
 }
 NAMES = {
     ours: tuple(map(plain, (*theirs, *_OF_LINES.pop(ours, ()))))
