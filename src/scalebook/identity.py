@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 VERSIONS = ("torch", "megatron_core", "transformer_engine")
 KERNELS = (  # by which a run computed
     *("window_attention", "context_parallel_communication"),
-    *("pipeline_transfers", "tensor_pieces"),
+    *("pipeline_transfers", "tensor_pieces", "norm_kernel"),
 )
 _NEVER = frozenset(settings.named("never"))
 # Work that a log from elsewhere mentions only where there is any.

@@ -568,6 +568,28 @@ def test_a_run_says_where_the_numbers_of_experts_tokens_are_read(
     assert readback._token_counts(trainer) == expected
 
 
+@pytest.mark.parametrize(
+    ("norm", "columns", "expected"),
+    [
+        ("RMSNorm", 4096, {"norm_kernel": "torch"}),
+        ("RMSNorm", 895, {"norm_kernel": None}),
+        ("LayerNorm", 4096, {"norm_kernel": None}),
+    ],
+)
+def test_a_run_says_whether_its_norms_are_torchs(
+    norm: str, columns: int, expected: dict[str, str | None]
+):
+    from scalebook.train import readback
+
+    sizes = {"pipeline_model_parallel_size": 1, "tensor_model_parallel_size": 1}
+    config = SimpleNamespace(batch_p2p_comm=False, normalization=norm, hidden_size=columns, **sizes)
+    switches = SimpleNamespace(fused_norm=True, overlap_tensor_parallel=False)
+    trainer: Any = SimpleNamespace(model=SimpleNamespace(config=config, switches=switches))
+    assert expected.items() <= readback._kernels(trainer).items()
+    switches.fused_norm = False
+    assert readback._kernels(trainer)["norm_kernel"] is None
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_transfer_between_stages_waits_for_the_device_and_gpus_average_as_they_reduce(
     device: str, monkeypatch: Any

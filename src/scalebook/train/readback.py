@@ -15,6 +15,7 @@ from scalebook.parallelism import experts_need_no_host
 from scalebook.store import write_json
 from scalebook.train import mcore, world
 from scalebook.train.layers import blocks
+from scalebook.train.layers.fused import takes_torch_norm
 from scalebook.train.model import fsdp
 from scalebook.train.model.chunks import Model
 from scalebook.train.model.local import takes_grouped_heads
@@ -91,13 +92,15 @@ def _token_counts(trainer: Trainer) -> str | None:
     return "device" if stay and on.grouped_gemm and not on.transformer_engine else "host"
 
 
-def _exchanges(trainer: Trainer) -> dict[str, str | None]:
-    """Return whether the host waits for no transfer of a stage, and two ranks' pieces are ours."""
+def _kernels(trainer: Trainer) -> dict[str, str | None]:
+    """Return if transfers of a stage are queued, two ranks' pieces ours, and norms torch's."""
     config, on = trainer.model.config, trainer.model.switches
     queued = config.batch_p2p_comm and not config.batch_p2p_sync
     staged = config.pipeline_model_parallel_size > 1
     ours = on.overlap_tensor_parallel and config.tensor_model_parallel_size == 2
+    rms = on.fused_norm and config.normalization == "RMSNorm"
     return {
+        "norm_kernel": "torch" if rms and takes_torch_norm(config.hidden_size) else None,
         "pipeline_transfers": "queued" if staged and queued else None,
         "tensor_pieces": "exchanged" if ours and trainer.world.on_gpu else None,
     }
@@ -188,7 +191,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         **_attention(trainer),
         "rotary_embedding": "while_split" if config.fused_single_qkv_rope else None,
         "token_counts": _token_counts(trainer),
-        **_exchanges(trainer),
+        **_kernels(trainer),
         "moe_grouped_gemm": config.moe_grouped_gemm,
         "float32_matmul": torch.get_float32_matmul_precision(),
     }

@@ -271,6 +271,8 @@ TELLING_VALUES = {  # settings whose value says it all
     ("pipeline_transfers", "unknown"): "a wait after each transfer",
     ("tensor_pieces", "exchanged"): "pieces exchanged by two ranks",
     ("tensor_pieces", "unknown"): "pieces by torch's operators",
+    ("norm_kernel", "torch"): "norms by torch's kernel",
+    ("norm_kernel", "unknown"): "norms by another kernel",
     **{("recompute", mode): f"{mode} recomputation" for mode in ("full", "pointwise", "selective")},
 }
 OFF = (None, False, "off", "none")
