@@ -210,7 +210,7 @@ def rms_norm(hidden: Tensor, normalized_shape: tuple[int], weight: Tensor, eps: 
 
 
 def takes_torch_norm(columns: int) -> bool:
-    """Return whether RMS norms of so many columns are torch's, which has a kernel since 2.9.
+    """Return whether RMS norms of this width are torch's, which has a kernel since 2.9.
 
     It was timed with 896 to 8,192: norms of queries and keys, narrower, stay compiled.
     """
