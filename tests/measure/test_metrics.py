@@ -688,7 +688,7 @@ def test_whatever_a_record_holds_is_measured_or_null(settings, device, series):
         ([1.0, 1.0, 0.8, 0.8], "The later half of the steps takes 20 % less than the earlier."),
         ([1.0, 1.0, 1.0, 9.0, 1.0, 1.0], None),  # one slow step is not the half
         ([1.0], None),
-        ([1.0, 2.0], "The later half of the steps takes 1e+02 % more than the earlier."),
+        ([1.0, 2.0], "The later half of the steps takes 100 % more than the earlier."),
     ],
 )
 def test_halves_are_unlike_above_a_tenth(seconds, words):
