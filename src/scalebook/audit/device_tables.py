@@ -159,7 +159,7 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
     elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
         value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
-        low, high = round(value / 1e3, 1) * 1e3, value
+        low, high = vocabulary.in_petaflops(value), value
         if not high * 0.99 < low < high:
             return
     else:

@@ -190,6 +190,11 @@ def forms_of(name: str) -> tuple[Accelerator, ...]:
     return (device, *(one for one in others if not memory or one.memory_gb == int(memory[1])))
 
 
+def in_petaflops(peak: float) -> float:
+    """Return a peak in TFLOP/s as sources round it, to a tenth of a PFLOP/s."""
+    return round(peak / 1e3, 1) * 1e3
+
+
 def peaks_of(name: str) -> tuple[float, ...]:
     """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
     device = device_of(name)

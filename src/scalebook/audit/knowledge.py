@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
-from scalebook.audit.fields import device_of, forms_of
+from scalebook.audit.fields import device_of, forms_of, in_petaflops
 from scalebook.audit.identities import Fact, Facts, Identity, derive, identities, operand, show
 from scalebook.audit.printed import APPROXIMATE, Printed
 from scalebook.errors import CatalogError
@@ -500,7 +500,7 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
             bound = "peak_precision" in row.doubtful and (fast if other == "fp8" else not usual)
             fits = usual or bound
             yield _fact("peak_tflops_per_second", peak, variant, legitimate=fits, bound=bound)
-    if dense and dense * (1 - CONVENTION_TOLERANCE) < (peta := round(dense / 1e3, 1) * 1e3) < dense:
+    if dense and dense * (1 - CONVENTION_TOLERANCE) < (peta := in_petaflops(dense)) < dense:
         words = f"{name} dense, {device.name}, as {peta / 1e3:g} PFLOP/s"
         yield _fact("peak_tflops_per_second", peta, words, bound=True)
     gpus = row.values.get("gpus")

@@ -21,7 +21,7 @@ COLUMN_OF = columns("iteration-line")
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
 _TIMES = {"elapsedtimeperiteration", "iterationtime", "timeperiteration"}
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
-_IN_UNITS = ("tflops_per_gpu", "device_gib", "reserved_gib")  # a letter behind them is no factor
+_IN_UNITS = ("tflops_per_gpu", "device_gib", "reserved_gib")  # a letter behind them is not a factor
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
 

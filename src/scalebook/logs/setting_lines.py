@@ -159,7 +159,7 @@ _BESIDE = re.compile(
     r"|(?<!\S)\S*data\.train_batch_size=\S+"  # counts prompts
 )
 _VARIABLES = names("variables")
-# A variable of the script that starts the trainer: MBS=4 \\
+# A variable of the script that starts the trainer: MBS=4 \
 _VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
 _PROCESSES = re.compile(
     r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"

@@ -390,14 +390,19 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    said = "The process in charge ended without a message (killed, or power was lost)"
-    stop: EndReason = status, sentence or said
+    stop: EndReason = status, sentence or _UNSAID
+    end = read_exit(partial) or Ended(stop=stop if sentence else _disk_full(partial) or stop)
+    return conclude(partial, end, finished_at=last_sign(partial))
+
+
+_UNSAID = "The process in charge ended without a message (killed, or power was lost)"
+
+
+def _disk_full(partial: Path) -> EndReason | None:
+    """Return the end of a run whose logs say that no space was left, None where none does."""
     logs = (progress.last_lines(path, LOG_LINES) for path in sorted(partial.glob("train.log*")))
     full = causes.search([*itertools.chain(*logs)], causes.NO_SPACE)
-    if sentence is None and full:
-        stop = (full.rule.status, causes.sentence(full, None), full.rule.cause)
-    end = read_exit(partial) or Ended(stop=stop)
-    return conclude(partial, end, finished_at=last_sign(partial))
+    return (full.rule.status, causes.sentence(full, None), full.rule.cause) if full else None
 
 
 def last_sign(partial: Path) -> str:

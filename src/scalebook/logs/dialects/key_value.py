@@ -367,10 +367,8 @@ class Pairs(LineDialect):
         for job in self.out.jobs:
             by_the_clock(job)
             tokens_from_totals(job)
-            batch, samples = (
-                job.settings.get("global_batch_size"),
-                job.table.column("consumed_samples"),
-            )
+            batch = job.settings.get("global_batch_size")
+            samples = job.table.column("consumed_samples")
             if self._counted and isinstance(batch, int) and job.table.has("consumed_samples"):
                 job.table.set_column("step", (one / batch for one in samples))
             elif self._counted:

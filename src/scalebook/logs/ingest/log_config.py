@@ -283,18 +283,9 @@ def _by_samples(job: Job, known: LogConfig) -> None:
 
 def _of_one_device(known: LogConfig) -> None:
     """Take a batch with fewer samples than GPUs, where no model is split, as that of one GPU."""
-    gpus, batch, split = (
-        known.size("world_size"),
-        known.size("global_batch_size"),
-        map(known.size, SPLIT),
-    )
-    if (
-        gpus
-        and batch
-        and batch < gpus
-        and not any(split)
-        and "micro_batch_size" not in known.values
-    ):
+    gpus, batch = known.size("world_size"), known.size("global_batch_size")
+    whole = not any(map(known.size, SPLIT))
+    if gpus and batch and batch < gpus and whole and "micro_batch_size" not in known.values:
         known.put("micro_batch_size", batch, "derived", "a batch of fewer samples than GPUs")
         del known.values["global_batch_size"], known.provenance["global_batch_size"]
 
