@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from operator import mul
 from statistics import fmean
 from typing import Literal
@@ -109,7 +109,7 @@ def _warm_up(series: Sequence[float], shift: tuple[int, float]) -> int:
 def _length(found: WarmUp, series: Sequence[float]) -> int:
     count = len(series)
     # Less than chance gives even where neighbours are unrelated, the case most in its favour.
-    if found.gain * count < _NOTHING * sum(map(mul, series, series)):
+    if found.gain * count < _NOTHING * math.hypot(*series) ** 2:
         return 0
     judged = effect(series, found.course(count))
     if judged.probability > _WARM_UP:
@@ -134,7 +134,7 @@ def _course(series: Sequence[float], at: int, gain: float, *, small: bool = True
         return None
     block = min(max(round((at - len(series) % each) / each), 1), count - 1)
     chance = 1.0
-    if gain * len(series) >= _NOTHING * sum(map(mul, series, series)):
+    if gain * len(series) >= _NOTHING * math.hypot(*series) ** 2:
         chance = effect(means, [0.0] * block + [1.0] * (count - block)).probability
     independent = math.inf  # of a drift within the tolerance, nobody asks
     if abs(drift.size) > TOLERANCE:
@@ -235,33 +235,38 @@ def early(count: int) -> int:
 def best_warm_up(series: Sequence[float]) -> WarmUp:
     """Return the warm-up that fits a series of zero mean best; it takes half of it at most."""
     count = len(series)
-    best: tuple[Kind, float, float] = "step", 1, 0.0
-    to_beat = 0.0
-    for at, gain in _steps(series, 1, early(count)):
-        if gain > to_beat:
-            best = "step", at, gain
-            to_beat = gain * _SURELY
-    for kind, value, course, room in (_of_short if count <= _SHORT else _candidates)(count):
-        gain = sum(map(mul, course, series)) ** 2 / room
-        if gain > to_beat:
-            best = kind, value, gain
-            to_beat = gain * _SURELY
-    return WarmUp(*best)
+    size = math.hypot(*series) or 1.0
+    unit = tuple([value / size for value in series])
+    squares = list(accumulate(map(mul, unit, unit)))
+    at, share = _best_step(unit, 1, early(count))
+    best: tuple[Kind, float] = "step", at
+    dist, to_beat = math.dist, share * _SURELY
+    known = (_of_short if count <= _SHORT else _candidates)(count)
+    for kind, value, course, last, square, room in known:
+        # Twice the sum of products, from the squares of both and of what differs: half of the time.
+        gap = dist(course, unit[: last + 1])
+        product = square + squares[last] - gap * gap
+        if (gain := product * product / room) > to_beat:
+            best, share, to_beat = (kind, value), gain, gain * _SURELY
+    return WarmUp(*best, share * size * size)
 
 
 @lru_cache(maxsize=4)  # of long series, which are few; a short one has a cache of its own
-def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], float], ...]:
-    """Return kind, length, values and sum of squares around the mean of each possible warm-up."""
-    found: list[tuple[Kind, float, tuple[float, ...], float]] = []
+def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], int, float, float], ...]:
+    """Return kind, length, values, the last one's place, and sums of squares of each warm-up.
+
+    The second sum is around the mean, four times.
+    """
+    found: list[tuple[Kind, float, tuple[float, ...], int, float, float]] = []
     for length in _lengths(count // 2):
         candidates: tuple[tuple[Kind, float], ...] = (
             ("ramp", length), ("cut", length), ("decay", length / 3),
         )  # fmt: skip
         for kind, value in candidates:
             course = _values(kind, value)[:count]
-            total = sum(course)
-            room = sum(map(mul, course, course)) - total * total / count
-            found.append((kind, value, course, room))
+            total, square = sum(course), sum(map(mul, course, course))
+            room = 4 * (square - total * total / count)
+            found.append((kind, value, course, len(course) - 1, square, room))
     return tuple(found)
 
 
@@ -272,20 +277,24 @@ _of_short = lru_cache(maxsize=_SHORT)(_candidates.__wrapped__)
 def best_shift(series: Sequence[float]) -> tuple[int, float]:
     """Return the first step after the best change of level past the warm-up, and its gain."""
     count = len(series)
-    last = count - max(5, count // _END_SHARE)
-    best, best_gain = count // 2, 0.0
-    for at, gain in _steps(series, early(count) + 1, last):
-        if gain > best_gain * _SURELY:
-            best, best_gain = at, gain
-    return best, best_gain
+    return _best_step(series, early(count) + 1, count - max(5, count // _END_SHARE))
 
 
-def _steps(series: Sequence[float], first: int, last: int) -> list[tuple[int, float]]:
-    """Return the gain of a change of level before each step from ``first`` to ``last``."""
+def _best_step(series: Sequence[float], first: int, last: int) -> tuple[int, float]:
+    """Return the first of the best steps, up to ``last``, before which to change level; its gain."""
     count = len(series)
-    totals = accumulate(series[first - 1 : last], initial=sum(series[: first - 1]))
-    steps = enumerate(islice(totals, 1, None), start=first)
-    return [(at, total * total * count / (at * (count - at))) for at, total in steps]
+    before = sum(series[: first - 1])
+    totals = list(accumulate(series[first - 1 : last], initial=before))[1:]
+    gains = list(map(mul, map(mul, totals, totals), _of_steps(count)[first - 1 : last]))
+    largest = max(gains, default=0.0)
+    found = (pair for pair in enumerate(gains, first) if pair[1] * _SURELY >= largest > 0)
+    return next(found, (count // 2, 0.0))
+
+
+@lru_cache(maxsize=_SHORT)
+def _of_steps(count: int) -> tuple[float, ...]:
+    """Return, by step, the gain of a change before it over the square of the sum to there."""
+    return tuple(count / (at * (count - at)) for at in range(1, count))
 
 
 @lru_cache(maxsize=_SHORT)
@@ -296,8 +305,9 @@ def line(count: int) -> tuple[float, ...]:
 
 def line_gain(series: Sequence[float]) -> float:
     """Return by how much a straight line lowers the sum of squares of a series of zero mean."""
-    straight = line(len(series))
-    return sum(map(mul, straight, series)) ** 2 / sum(map(mul, straight, straight))
+    count = len(series)  # the squares of the line add up to its length times this twelfth
+    room = count * (count + 1) / (12 * (count - 1))
+    return sum(map(mul, line(count), series)) ** 2 / room
 
 
 def without(series: Sequence[float], course: Sequence[float]) -> list[float]:
