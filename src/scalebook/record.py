@@ -28,6 +28,7 @@ _OVERFLOWS = 1e300  # sums and products of such may be no number
 
 
 _NO_NUMBER = frozenset((str, bool, type(None)))  # most of a record
+_NUMBERS = frozenset((int, float))
 
 
 def finite(value: Any) -> Any:
@@ -38,7 +39,13 @@ def finite(value: Any) -> Any:
         return value if abs(value) < _OVERFLOWS else None  # false for NaN
     if type(value) is dict or isinstance(value, Mapping):  # the first takes a tenth of the time
         pairs = cast("Mapping[str, Any]", value).items()
-        return {key: item if type(item) in _NO_NUMBER else finite(item) for key, item in pairs}
+        return {
+            key: item
+            if (kind := type(item)) in _NO_NUMBER
+            or (kind in _NUMBERS and -_OVERFLOWS < item < _OVERFLOWS)
+            else finite(item)
+            for key, item in pairs
+        }
     if isinstance(value, list | tuple):
         items = [finite(item) for item in cast("Sequence[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items
@@ -152,8 +159,8 @@ class RunRecord(BaseModel):
     @classmethod
     def _without_wrong_kinds(cls, value: dict[str, Any]) -> dict[str, Any]:
         known = finite(value)
-        texts = known.keys() & _TEXTS
-        return known | {name: None for name in texts if not isinstance(known[name], _OF_TEXT)}
+        wrong = [name for name in _TEXTS if not isinstance(known.get(name), _OF_TEXT)]
+        return known | dict.fromkeys(wrong) if wrong else known
 
     @property
     def averaged(self) -> bool:

@@ -163,9 +163,9 @@ def _likely(text: str) -> list[_Secret]:
     fresh = set(text.split("\n")).difference(_PLAIN)
     there = _signs("\n".join(fresh), _SIGNS_BY_CASE)
     if len(_PLAIN) < _MOST_PLAIN:
-        short = (line for line in fresh if len(line) <= _LONGEST_PLAIN)
-        _PLAIN.update(line for line in short if not _signs(line, there))
-    return [secret for secret in _SECRETS if not there.keys().isdisjoint(secret.signs)]
+        short = [line for line in fresh if len(line) <= _LONGEST_PLAIN]
+        _PLAIN.update([line for line in short if not _signs(line, there)] if there else short)
+    return [one for one in _SECRETS if not there.keys().isdisjoint(one.signs)] if there else []
 
 
 def _signs(text: str, among: Mapping[str, bool]) -> dict[str, bool]:

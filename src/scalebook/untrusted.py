@@ -52,9 +52,15 @@ def opened(path: Path, most: int | None = None, *, follow: bool = False) -> Bina
     Raises:
         OSError: it cannot be opened, is something else, or is too large.
     """
+    return os.fdopen(_descriptor(path, most, follow=follow), "rb")
+
+
+def _descriptor(path: Path, most: int | None, *, follow: bool = False) -> int:
+    """Return the descriptor of a file to read, which is opened, or refused, as ``opened`` does."""
     descriptor = _checked(path, _READ, most, follow=follow)
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "rb")
+    if follow:  # it may be a pipe, which is waited for
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) -> int:
@@ -82,15 +88,17 @@ def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) 
 
 def read_bytes(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> bytes:
     """Return the content of a file, which is opened, or refused, as ``opened`` does."""
-    content = bytearray()
-    with opened(path, most, follow=follow) as stream:
+    content, descriptor = b"", _descriptor(path, most, follow=follow)
+    try:
         # Room that is not used takes time; a pipe has no size.
-        each = min(MIB, (os.fstat(stream.fileno()).st_size or MIB) + 1)
-        while piece := stream.read(each):
-            content += piece
+        each = min(MIB, (os.fstat(descriptor).st_size or MIB) + 1)
+        while piece := os.read(descriptor, each):
+            content = content + piece if content else piece
             if len(content) > most:  # it grows, or comes through a pipe
                 raise OSError(errno.EFBIG, _TOO_LARGE.format(most), str(path))
-    return bytes(content)
+    finally:
+        os.close(descriptor)
+    return content
 
 
 def read_text(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> str:
@@ -122,17 +130,20 @@ def blocks(
     Raises:
         OSError: as ``opened`` does, at the first block.
     """
-    rest = b""
-    with opened(path, most) as stream:
-        stream.seek(begin)
-        each = min(MIB, os.fstat(stream.fileno()).st_size + 1)  # room that is not used takes time
-        while piece := stream.read(each if end is None else min(each, end - stream.tell())):
+    rest, descriptor = b"", _descriptor(path, most)
+    try:
+        at = os.lseek(descriptor, begin, os.SEEK_SET)
+        each = min(MIB, os.fstat(descriptor).st_size + 1)  # room that is not used takes time
+        while piece := os.read(descriptor, each if end is None else min(each, end - at)):
+            at += len(piece)
             whole, newline, after = piece.rpartition(b"\n")
             if newline:
                 yield rest + whole
                 rest = after
             else:
                 rest = (rest + piece)[:LONGEST_LINE]
+    finally:
+        os.close(descriptor)
     if rest:
         yield rest
 

@@ -14,8 +14,9 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from operator import mul, sub
+from functools import lru_cache
+from itertools import accumulate, pairwise, repeat
+from operator import mul, sub, truediv
 from statistics import median
 
 from scalebook.measure.metrics.autoregression import blocks, mean_posterior
@@ -158,7 +159,7 @@ def _detrended(series: Sequence[float], period: int) -> tuple[list[float], int]:
     changes = map(sub, series[period:], series)
     totals = accumulate(changes, initial=sum(series[:period]))
     middles = series[half : half + count]
-    rest = [value - total / period for value, total in zip(middles, totals, strict=False)]
+    rest = list(map(sub, middles, map(truediv, totals, repeat(period))))
     ordered = sorted(map(abs, rest))
     limit = 4 * (ordered[(count - 1) // 2] + ordered[count // 2])  # 8 medians
     if ordered[-1] <= limit:
@@ -175,23 +176,36 @@ def _offsets(rest: Sequence[float], first: int, period: int) -> list[float]:
 
 
 def _pattern_rest(series: Sequence[float], period: int) -> float | None:
-    """Return the variance that a pattern of this period leaves; None where there is none.
-
-    An F test of the phases' means, its F made normal by Wilson and Hilferty (A&S 26.6.15).
-    """
+    """Return the variance that a pattern of this period leaves; None where there is none."""
     if len(series) < 5 * period + period:
         return None
     rest, _ = _detrended(series, period)
-    count, offsets = len(rest), _offsets(rest, 0, period)
-    total = sum(map(mul, rest, rest)) - sum(rest) ** 2 / count
+    count, chance = len(rest), _chance(len(rest), period)
+    total = math.hypot(*rest) ** 2 - sum(rest) ** 2 / count
+    # What differs from period to period is in no pattern; its squares add up to four times at most.
+    if total <= (1 + chance) * math.dist(rest[period:], rest[:-period]) ** 2 / 4:
+        return None
+    offsets = _offsets(rest, 0, period)
     between = sum(map(mul, offsets, offsets)) * (count // period)
     if between <= 1e-9 * total or total <= 0:
         return None
-    within = max(total - between, 1e-12 * total) / (count - period)
-    ratio = (between / (period - 1) / within) ** (1 / 3)
-    a, b = 2 / (9 * (period - 1)), 2 / (9 * (count - period))
-    certainty = ((1 - b) * ratio - (1 - a)) / math.sqrt(b * ratio**2 + a)
-    return within if certainty > _CERTAIN else None
+    within = max(total - between, 1e-12 * total)
+    return within / (count - period) if between > chance * within else None
+
+
+@lru_cache(maxsize=1024)
+def _chance(count: int, period: int) -> float:
+    """Return how large the squares between phases may be by chance, over those within.
+
+    An F test of the phases' means, its F made normal by Wilson and Hilferty (A&S 26.6.15).
+    """
+    a, b, most = 2 / (9 * (period - 1)), 2 / (9 * (count - period)), _CERTAIN**2
+    # ((1 - b) x - (1 - a)) / sqrt(b x^2 + a) = _CERTAIN, where x^3 is F
+    square, linear, rest = (1 - b) ** 2 - most * b, (1 - a) * (1 - b), (1 - a) ** 2 - most * a
+    if square <= 0:  # too few for any F
+        return math.inf
+    root = (linear + math.sqrt(linear**2 - square * rest)) / square
+    return root**3 * (period - 1) / (count - period)
 
 
 _FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
