@@ -235,9 +235,9 @@ def main() -> None:
     print(line("fitted on 1 GPU, predicting 2 and 4", one_device))
     print(line("from the probe only", untaught))
     print(line("published dense Megatron results on H100, never fitted", outside))
-    for name, misses in sorted(predicted_before(rates).items()):
+    for name, misses in sorted(predicted_before(rates).items(), key=lambda one: int(one[0])):
         print(line(f"predicted before they ran, round {name}", misses))
-    for name, misses in sorted(replayed(rates, probes).items()):
+    for name, misses in sorted(replayed(rates, probes).items(), key=lambda one: int(one[0])):
         print(line(f"round {name}, predicted now by the runs before it", misses))
     for name in sorted({one.layout for one in [*every, *outside]}):
         print(line(f"  {name}", [one for one in [*every, *outside] if one.layout == name]))
