@@ -48,7 +48,7 @@ _KERNEL_SECONDS = 4e-6  # of a kernel in which it starts and ends, however small
 # 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
 _PIECES_LAUNCH_SECONDS = 0.00225
 # More for whole collectives of a layer: 3.2 to 3.8 ms by the time marks of 4 runs by TP2 on an H200
-# node, where 6 without them have 1.4 to 2.4.
+# node, where 5 without them have 1.4 to 2.4.
 _WHOLE_LAUNCH_SECONDS = 0.0014
 # More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
 # keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
