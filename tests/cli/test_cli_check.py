@@ -125,6 +125,29 @@ def test_the_verdict_for_people_names_the_worst_stage(capsys: pytest.CaptureFixt
     assert "assumed: nodes=1" in text
 
 
+@pytest.mark.parametrize(
+    ("platform", "samples", "line"),
+    [
+        # 4,096 tokens of 2 x 18,944 values of 2 bytes are 296 MiB, in places of 512: 28 layers.
+        ("h100", "1", "host memory: 14 GiB per rank, 112 GiB per node of 2,048 GB\n"),
+        ("h100", "64", "host memory: 896 GiB per rank, 7,168 GiB per node of 2,048 GB: does not"),
+        ("b200", "1", "host memory: 14 GiB per rank, 112 GiB per node\n"),  # of unknown size
+    ],
+)
+def test_offloading_names_the_memory_of_the_host_that_it_takes(
+    platform: str, samples: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--model", "qwen2.5-7b", "--platform", platform, "--micro-batch-size", samples]
+    asked += ["--gpus", "8", "--sequence-length", "4096", "--recompute", "pointwise"]
+    assert main(["check", *asked, "--offload-layers", "28"]) == 0
+    assert line in capsys.readouterr().out
+    assert main(["check", *asked]) == 0
+    assert "host memory" not in capsys.readouterr().out
+    if samples == "1":
+        assert main(["predict", *asked, "--set", "offload_layers=28"]) == 0
+        assert line in capsys.readouterr().out
+
+
 def test_a_plan_prints_every_run_with_legality_and_memory(ask, root: Path) -> None:
     path = str(root / "runs" / "plans" / "strategies.toml")
     code, result = ask("plan", "--platform", "h100", "--plan", path)

@@ -152,6 +152,28 @@ def test_gradients_in_bf16_take_half_and_offloaded_layers_leave_one_on_its_way()
     assert kept[0] == kept[1]
 
 
+@pytest.mark.parametrize(
+    ("run", "locked", "shared"),
+    [
+        # Bytes that torch.cuda.host_memory_stats named at a rank's end, GiB of its RssShmem.
+        ("20261130-192628-mistral-7b-12-w2-d8aa85d22772", 5_369_135_117, 5.02),
+        ("20261130-193046-qwen2.5-7b-8-w1-5e2021dd9778", 17_180_655_629, 16.02),
+    ],
+)
+def test_offloaded_layers_take_the_host_memory_that_two_runs_had(
+    run: str, locked: int, shared: float
+) -> None:
+    """10 times 448 MiB in places of 512, and 8 times 1.16 GiB in places of 2."""
+    record = store.read_run(EXAMPLES / run, brief=True).record
+    config, (shape, _) = config_of(record), run_shape(record)
+    assert config is not None and shape is not None
+    found = fit.estimate(config, shape).host_gib
+    assert found * GIB == pytest.approx(locked, rel=1e-4)
+    assert found == pytest.approx(shared, abs=0.03)
+    kept = fit.estimate(config.model_copy(update={"offload_layers": 0}), shape)
+    assert kept.host_gib == 0
+
+
 def test_states_of_a_toy_model_are_18_bytes_a_parameter() -> None:
     shape = catalog.model("tiny-llama")
     # 4 layers of 128 (128 + 2 * 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128; norm; 2 tables.

@@ -136,6 +136,7 @@ def answer(asked: Request) -> dict[str, Any]:
         "nearest": [_neighbour(config, candidate) for candidate in legality.nearest(case)],
         "memory_gib": estimate.parts_gib() if estimate else None,
         "memory_stage": estimate.worst.stage if estimate else None,
+        "host_memory_gib": estimate.host_gib if estimate else None,
         "fits": fit.fits if fit else None,
         "fits_reason": fit.reason if fit else "not predicted: the configuration is illegal",
         "device_memory_gib": asked.accelerator.memory_gb if asked.accelerator else None,
@@ -148,22 +149,28 @@ def answer(asked: Request) -> dict[str, Any]:
     }
 
 
+def host_line(config: RunConfig) -> str:
+    """Return how much memory of its host each rank offloads to, and all ranks of a node."""
+    from scalebook.facts import catalog
+    from scalebook.facts.legality import fit
+
+    rank = fit.estimate(config, catalog.model(config.model)).host_gib
+    node = -(-config.world_size // config.nodes) * rank
+    has = catalog.platform(config.platform).host_memory_gb
+    of = "" if has is None else f" of {number(has)} GB" + ": does not fit" * (node > has)
+    return f"host memory: {number(rank, 3)} GiB per rank, {number(node, 3)} GiB per node{of}"
+
+
 def _communication(config: RunConfig, shape: ModelShape, legal: bool) -> dict[str, Any]:
     """Return bytes that a rank sends in a step, by kind, and the idle part of the pipeline."""
     from scalebook.facts import communication
 
     if not legal:
         return {"communication_bytes": None, "pipeline_bubble": None}
-    sent = communication.estimate(
-        shape,
-        config.parallelism,
-        micro_batch_size=config.micro_batch_size,
-        num_microbatches=config.num_microbatches,
-        sequence_length=config.sequence_length,
-        precision=config.precision,
-        gradient_precision=config.gradient_precision,
-        recompute=config.recomputation,
-    )
+    alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
+    given = {name: getattr(config, name) for name in (*alike, "gradient_precision")}
+    layout, again = config.parallelism, config.recomputation
+    sent = communication.estimate(shape, layout, **given, recompute=again)
     kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
     return {
         "communication_bytes": {kind: getattr(sent, kind) for kind in kinds},
@@ -353,6 +360,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
+    if result["host_memory_gib"]:
+        print(f"  {host_line(config)}")
     if config.packed_documents > 1 and result["legal"]:
         length = number(config.unpacked().sequence_length)
         print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")

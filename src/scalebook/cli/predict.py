@@ -276,6 +276,8 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     no = "does not fit, so it cannot run. 'scalebook recommend' ranks the layouts that fit"
     fits = {True: "fits", False: no, None: "cannot tell whether it fits"}[found.fits]
     print(f"  memory: {found.memory_gib:.1f} GiB, {fits}")
+    if config.offload_layers:
+        print(f"  {check.host_line(config)}")
     largest_first = sorted(found.parts.items(), key=lambda item: -item[1])
     names = {name: kind.words for name, kind in KINDS.items()}
     rows = [

@@ -47,6 +47,9 @@ _KERNEL_SECONDS = 4e-6  # of a kernel in which it starts and ends, however small
 # Of the host for a piece of a layer's overlapped collectives, each way: Python launches both.
 # 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
 _PIECES_LAUNCH_SECONDS = 0.00225
+# More for whole collectives of a layer: 3.2 to 3.8 ms by the time marks of 4 runs by TP2 on an H200
+# node, where 5 without them have 1.4 to 2.4.
+_WHOLE_LAUNCH_SECONDS = 0.0014
 # More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
 # keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
 _COMPILED_NORM_SECONDS, _COMPILED_ROPE_SECONDS = 0.000108, 0.000085
@@ -213,7 +216,9 @@ class _Job:
             each = self.config.tensor_parallel_size * _PIECES_LAUNCH_SECONDS
         elif self.own_kernels:
             each = _LAUNCH_SECONDS - 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
-            each -= 2 * _COMPILED_NORM_SECONDS * (self.shape.normalization == "layer")
+            torchs = self.on["norm_kernel"] or self.shape.normalization == "layer"
+            each -= 2 * _COMPILED_NORM_SECONDS * torchs
+            each += _WHOLE_LAUNCH_SECONDS * (self.config.tensor_parallel_size > 1)
         hidden = third, 2 * third + believed(after)
         chunks = self.config.virtual_pipeline_parallel_size
         queued = self.own_kernels and self.on["pipeline_transfers"]
@@ -430,13 +435,9 @@ class _Job:
             kind = "context_exposed" if self.waits_for_context else "context"
             _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         if moe:
-            bytes_of = partial(
-                communication.expert_bytes,
-                shape,
-                tokens=self.tokens * self.replicated,
-                element_bytes=each,
-                again=config.again(shape.num_layers, "moe"),
-            )
+            sizes = {"tokens": self.tokens * self.replicated, "element_bytes": each}
+            again = config.again(shape.num_layers, "moe")
+            bytes_of = partial(communication.expert_bytes, shape, **sizes, again=again)
             ranks, inner = config.expert_parallel_size, config.expert_tensor_parallel_size
             _add(found, self.sent("expert_exchange", bytes_of(ranks), ranks, inner))
             _add(found, self.sent("expert_exchange", bytes_of(1, tensor=inner), inner, 1))

@@ -99,6 +99,7 @@ KERNELS = {
     "pipeline_transfers": "queued",
     "tensor_pieces": "exchanged",
     "token_counts": "device",
+    "norm_kernel": "torch",
 }
 
 

@@ -42,7 +42,7 @@ _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
 # And how many of these runs are in today's intervals, of the runs before each round.
-WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 145, 102, 132
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 178, 126, 162
 _WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
@@ -311,11 +311,8 @@ def predictor(
     speed = network_gbps or target.network_gbps
     machine = kinds.machine(device, target.gpus_per_node, speed)
     architecture = device.architecture if device else "cpu"
-    teaching = [
-        rate
-        for rate in rates
-        if rate.architecture == architecture and not (leave_out and leave_out(rate))
-    ]
+    alike = (rate for rate in rates if rate.architecture == architecture)
+    teaching = [rate for rate in alike if not (leave_out and leave_out(rate))]
     probe = newest(
         probes, lambda one: bool((ours := _device(one)) and ours.architecture == architecture)
     )

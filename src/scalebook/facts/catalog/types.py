@@ -171,6 +171,7 @@ class Platform:
     source: str
     network_gbps: float | None = None  # between nodes, of one device in one direction
     network_source: str = ""
+    host_memory_gb: float | None = None  # of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

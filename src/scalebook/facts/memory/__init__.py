@@ -78,6 +78,7 @@ class MemoryEstimate:
     """GiB per rank on every pipeline stage; the most loaded one decides whether a run fits."""
 
     stages: tuple[StageMemory, ...]
+    host_gib: float = 0.0  # page-locked memory of the host that a rank offloads to
 
     @property
     def worst(self) -> StageMemory:
@@ -168,7 +169,9 @@ def estimate(
 @lru_cache(maxsize=8192)  # a report asks for those of each repeat, and for changed ones, again
 def _of_job(job: _Job) -> MemoryEstimate:
     stages = range(job.parallelism.pipeline_parallel_size)
-    return MemoryEstimate(tuple(_stage(job, stage) for stage in stages))
+    each = activations.gate_and_up_bytes(job.shape, job.parallelism, job.work)
+    host = job.offload_layers * (1 << (int(each) - 1).bit_length())  # torch locks powers of two
+    return MemoryEstimate(tuple(_stage(job, stage) for stage in stages), host / GIB)
 
 
 def kernels(is_off: Callable[[str], bool], platform: str | None) -> dict[str, Any]:
