@@ -409,8 +409,8 @@ def _read_rows() -> Callable[[bytes], Sequence[Any]]:
         (name, kinds[name], *(() if field.is_required() else (field.default,)))
         for name, field in StepRecord.model_fields.items()
     ]
-    row: Any = msgspec.defstruct("Row", fields, gc=False)
-    return msgspec.json.Decoder(list[row]).decode
+    rows: Any = list[msgspec.defstruct("Row", fields, gc=False)]  # type: ignore[misc]
+    return msgspec.json.Decoder(rows).decode
 
 
 def _take(writer: _Writer, block: bytes, lines: int, names: Sequence[str]) -> bool:
