@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -89,6 +90,40 @@ def test_a_brief_reading_refuses_what_a_whole_one_does(tmp_path, bad):
     (whole, problems), (brief, said) = read(path), read(path, brief=True)
     assert problems == said == ("steps.jsonl line 2 is not a step record",)
     assert list(brief.numbers("step")) == list(whole.numbers("step")) == [1, 3]
+
+
+PLAIN = {"loss": 2, "rank_step_seconds": [1, 2.5], "part_seconds": {"a": 1}, "later": [{}]}
+RARE = (
+    {"loss": math.nan}, {"loss": -math.inf}, {"loss": 10**40}, {"step": 2.0}, {"step": True},
+    {"tokens": 2**53 + 1}, {"expert_load": -(2.0**54)}, {"phase": "x"}, {"finished_at": "\ud800"},
+    {"skipped": 1}, {"restart": None}, {"later": math.inf}, {"later": "\x01\u00fc"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", RARE)
+def test_pydantic_reads_what_msgspec_reads(tmp_path, monkeypatch, odd):
+    msgspec = pytest.importorskip("msgspec")
+    lines = (json.loads(line(step, **PLAIN)) for step in (1, 2, 3))
+    path = written(
+        tmp_path, *(json.dumps(one | odd if at else one) for at, one in enumerate(lines))
+    )
+    step_columns._read_rows.cache_clear()
+    by_msgspec = read(path)
+    assert isinstance(step_columns._read_rows().__self__, msgspec.json.Decoder)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    step_columns._read_rows.cache_clear()
+    try:
+        assert read(path) == by_msgspec
+    finally:
+        step_columns._read_rows.cache_clear()
+
+
+def test_plain_steps_are_not_read_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_columns, "_take_each", None)
+    found, _ = read(written(tmp_path, *(line(step, **PLAIN) for step in (1, 2))))
+    assert (found[1].loss, found[1].rank_step_seconds, found[1].part_seconds) == (
+        *(2.0, (1.0, 2.5)), {"a": 1.0},
+    )  # fmt: skip
 
 
 def test_brief_steps_have_what_rates_need_and_no_times_of_ranks_and_parts(tmp_path):

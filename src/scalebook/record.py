@@ -41,8 +41,8 @@ def finite(value: Any) -> Any:
         pairs = cast("Mapping[str, Any]", value).items()
         return {
             key: item
-            if (kind := type(item)) in _NO_NUMBER
-            or (kind in _NUMBERS and -_OVERFLOWS < item < _OVERFLOWS)
+            if type(item) in _NO_NUMBER
+            or (type(item) in _NUMBERS and -_OVERFLOWS < item < _OVERFLOWS)
             else finite(item)
             for key, item in pairs
         }

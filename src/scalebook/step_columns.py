@@ -19,9 +19,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, cast, overload
 
-from pydantic import ValidationError
-from pydantic_core import SchemaValidator
-from pydantic_core import core_schema as schema
+from pydantic import TypeAdapter, ValidationError
 
 from scalebook import host, untrusted
 from scalebook.record import LARGEST, PHASES, Phase, StepRecord, finite
@@ -389,15 +387,15 @@ def _read_part(
 
 
 @cache
-def _rows() -> tuple[Callable[[bytes], Sequence[Any]], Callable[..., Callable[[Any], Any]]]:
-    """Return what reads a list of steps and takes only what is plainly one, and what picks fields.
+def _read_rows() -> Callable[[bytes], Sequence[Any]]:
+    """Return what reads a list of steps and takes only what is plainly one.
 
-    msgspec takes half of the time of pydantic, which reads them where it is not installed.
+    Where msgspec is not installed, as in containers that train, pydantic takes longer.
     """
     try:
         import msgspec
     except ModuleNotFoundError:
-        return _validator().validate_json, itemgetter
+        return TypeAdapter(list[StepRecord]).validate_json
     whole: Any = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
     figure: Any = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
     kinds: dict[str, Any] = {
@@ -411,47 +409,19 @@ def _rows() -> tuple[Callable[[bytes], Sequence[Any]], Callable[..., Callable[[A
         (name, kinds[name], *(() if field.is_required() else (field.default,)))
         for name, field in StepRecord.model_fields.items()
     ]
-    row: Any = msgspec.defstruct("Row", fields, gc=False)
-    return msgspec.json.Decoder(list[row]).decode, attrgetter
-
-
-def _validator() -> SchemaValidator:
-    whole = schema.int_schema(strict=True, ge=0, le=LARGEST)
-    figure = schema.float_schema(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
-    learnt = schema.float_schema(strict=True)
-    or_none = schema.nullable_schema
-    kinds: dict[str, schema.CoreSchema] = {
-        **{name: whole if name in _NEVER_NONE else or_none(whole) for name in _WHOLE},
-        **{name: or_none(figure) for name in _FIGURES},
-        **{name: or_none(learnt) for name in _LEARNT},
-        "phase": schema.literal_schema(list(PHASES)),
-        "skipped": schema.bool_schema(strict=True),
-        "rank_step_seconds": schema.list_schema(figure),
-        "part_seconds": schema.dict_schema(schema.str_schema(), figure),
-        _END: or_none(schema.str_schema()),
-    }
-    fields = {
-        name: schema.typed_dict_field(
-            kinds[name]
-            if field.is_required()
-            else schema.with_default_schema(kinds[name], default=field.default)
-        )
-        for name, field in StepRecord.model_fields.items()
-    }
-    row = schema.typed_dict_schema(fields, extra_behavior="ignore")
-    return SchemaValidator(schema.list_schema(row))
+    rows: Any = list[msgspec.defstruct("Row", fields, gc=False)]  # type: ignore[misc]
+    return msgspec.json.Decoder(rows).decode
 
 
 def _take(writer: _Writer, block: bytes, lines: int, names: Sequence[str]) -> bool:
     """Add these fields of a block of lines at once, if each line is plainly a step."""
-    read_rows, picked = _rows()
     try:
-        rows = read_rows(b"[" + block.replace(b"\n", b",") + b"]")
+        rows = _read_rows()(b"[" + block.replace(b"\n", b",") + b"]")
     except (ValueError, RecursionError):
         return False
     if len(rows) != lines:
         return False
-    values = zip(*map(picked(*names), rows), strict=True)
+    values = zip(*map(attrgetter(*names), rows), strict=True)
     writer.add(dict(zip(names, values, strict=True)), lines)
     return True
 

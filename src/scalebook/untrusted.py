@@ -52,15 +52,7 @@ def opened(path: Path, most: int | None = None, *, follow: bool = False) -> Bina
     Raises:
         OSError: it cannot be opened, is something else, or is too large.
     """
-    return os.fdopen(_descriptor(path, most, follow=follow), "rb")
-
-
-def _descriptor(path: Path, most: int | None, *, follow: bool = False) -> int:
-    """Return the descriptor of a file to read, which is opened, or refused, as ``opened`` does."""
-    descriptor = _checked(path, _READ, most, follow=follow)
-    if follow:  # it may be a pipe, which is waited for
-        os.set_blocking(descriptor, True)
-    return descriptor
+    return os.fdopen(_checked(path, _READ, most, follow=follow), "rb")
 
 
 def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) -> int:
@@ -83,12 +75,14 @@ def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) 
     if code:
         os.close(descriptor)
         raise OSError(code, reason, str(path))
+    if follow:  # a pipe is waited for
+        os.set_blocking(descriptor, True)
     return descriptor
 
 
 def read_bytes(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> bytes:
     """Return the content of a file, which is opened, or refused, as ``opened`` does."""
-    content, descriptor = b"", _descriptor(path, most, follow=follow)
+    content, descriptor = b"", _checked(path, _READ, most, follow=follow)
     try:
         # Room that is not used takes time; a pipe has no size.
         each = min(MIB, (os.fstat(descriptor).st_size or MIB) + 1)
@@ -130,10 +124,10 @@ def blocks(
     Raises:
         OSError: as ``opened`` does, at the first block.
     """
-    rest, descriptor = b"", _descriptor(path, most)
+    rest, descriptor = b"", _checked(path, _READ, most)
     try:
         at = os.lseek(descriptor, begin, os.SEEK_SET)
-        each = min(MIB, os.fstat(descriptor).st_size + 1)  # room that is not used takes time
+        each = min(MIB >> 2, os.fstat(descriptor).st_size + 1)  # room not used takes time
         while piece := os.read(descriptor, each if end is None else min(each, end - at)):
             at += len(piece)
             whole, newline, after = piece.rpartition(b"\n")

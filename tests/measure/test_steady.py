@@ -793,6 +793,20 @@ def test_a_pattern_needs_six_of_its_periods():
     assert taken_apart._pattern_rest([1.0] * 40, 2) is None
 
 
+@pytest.mark.parametrize("count", [30, 200])
+@pytest.mark.parametrize("scale", [1e-9, 1.0])
+def test_the_gain_of_a_warm_up_is_what_its_course_takes_off_the_squares(count, scale):
+    """By least squares: the squares of the series less those of what its course leaves."""
+    generator = random.Random(count)
+    series = [scale * (generator.gauss(0, 1) + 5 * math.exp(-at / 4)) for at in range(count)]
+    mean = sum(series) / count
+    series = [value - mean for value in series]
+    found = best_warm_up(series)
+    left = without(series, found.course(count))
+    gain = sum(value**2 for value in series) - sum(value**2 for value in left)
+    assert found.gain == pytest.approx(gain, rel=1e-6)
+
+
 def test_a_shift_is_a_fraction_of_the_level_before_it():
     """By hand: 0.95 and 1.05 times the mean differ by 0.10 / 0.95."""
     generator = random.Random(3)

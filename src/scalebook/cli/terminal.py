@@ -424,7 +424,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     lines = (headers, *cut)
     columns: list[list[str]] = []
     for column in zip(*lines, strict=True):
-        right, widths = all(map(_NUMBER.fullmatch, column[1:])), list(map(width, column))
+        right = all(map(_NUMBER.fullmatch, column[1:]))
+        widths = list(map(len if all(map(str.isascii, column)) else width, column))
         blanks = map(" ".__mul__, map(max(widths).__sub__, widths))
         pairs = zip(column, blanks, strict=True)
         columns.append([blank + cell if right else cell + blank for cell, blank in pairs])

@@ -253,10 +253,7 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
 
 @lru_cache(maxsize=4)  # of long series, which are few; a short one has a cache of its own
 def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], int, float, float], ...]:
-    """Return kind, length, values, the last one's place, and sums of squares of each warm-up.
-
-    The second sum is around the mean, four times.
-    """
+    """Return kind, length, values, last place, squares, and four times those around the mean."""
     found: list[tuple[Kind, float, tuple[float, ...], int, float, float]] = []
     for length in _lengths(count // 2):
         candidates: tuple[tuple[Kind, float], ...] = (
@@ -281,9 +278,8 @@ def best_shift(series: Sequence[float]) -> tuple[int, float]:
 
 
 def _best_step(series: Sequence[float], first: int, last: int) -> tuple[int, float]:
-    """Return the first of the best steps, up to ``last``, before which to change level; its gain."""
-    count = len(series)
-    before = sum(series[: first - 1])
+    """Return the step up to ``last`` before which a change of level gains most, and its gain."""
+    count, before = len(series), sum(series[: first - 1])
     totals = list(accumulate(series[first - 1 : last], initial=before))[1:]
     gains = list(map(mul, map(mul, totals, totals), _of_steps(count)[first - 1 : last]))
     largest = max(gains, default=0.0)

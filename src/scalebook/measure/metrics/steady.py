@@ -15,8 +15,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise, repeat
-from operator import mul, sub, truediv
+from itertools import accumulate, pairwise
+from operator import mul, sub
 from statistics import median
 
 from scalebook.measure.metrics.autoregression import blocks, mean_posterior
@@ -159,7 +159,7 @@ def _detrended(series: Sequence[float], period: int) -> tuple[list[float], int]:
     changes = map(sub, series[period:], series)
     totals = accumulate(changes, initial=sum(series[:period]))
     middles = series[half : half + count]
-    rest = list(map(sub, middles, map(truediv, totals, repeat(period))))
+    rest = [value - total / period for value, total in zip(middles, totals, strict=False)]
     ordered = sorted(map(abs, rest))
     limit = 4 * (ordered[(count - 1) // 2] + ordered[count // 2])  # 8 medians
     if ordered[-1] <= limit:
