@@ -2,8 +2,8 @@
 
 Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
 configuration gets a folder, named by its place in the file, with what a run leaves and its log.
-Further arguments let ranks do as on a GPU: pieces that are compiled there are compiled for the CPU
-in the configurations that these name, and run as they are written in the others.
+A third argument names configurations in which ranks do as on a GPU: pieces that are compiled there
+are compiled for the CPU where it says so, and run as they are written in the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,16 +31,16 @@ def trained(
     folder: Path,
     changes: Mapping[str, Mapping[str, Any]],
     *,
-    as_on_a_gpu: Collection[str] | None = None,
+    as_on_a_gpu: Mapping[str, bool] | None = None,
 ) -> dict[str, Finished]:
     """Train SMALL with each of these changes; return what each left behind, by name.
 
-    As on a GPU, if names are given: of those whose pieces are compiled.
+    As on a GPU where a name is given, with its pieces compiled or not.
     """
     asked = folder / "asked.json"
     asked.write_text(json.dumps(changes))
     command = [sys.executable, __file__, str(asked), str(folder)]
-    command += [] if as_on_a_gpu is None else ["gpu", *as_on_a_gpu]
+    command += [json.dumps(as_on_a_gpu or {})]
     # Without the processes of a compiler, each of which would import torch for a few lines of code.
     variables = environment() | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     subprocess.run(command, check=True, timeout=900, env=variables)
@@ -174,12 +174,12 @@ def main() -> None:
     from scalebook.config import RunConfig
 
     prepare()
-    if sys.argv[4:]:  # the compiler, which every rank would import again
-        import torch._inductor.compile_fx  # noqa: F401
-    folder = Path(sys.argv[2])
+    folder, gpu = Path(sys.argv[2]), json.loads(sys.argv[3])
     for number, (name, changes) in enumerate(json.loads(Path(sys.argv[1]).read_text()).items()):
         output = folder / str(number)
-        first = [partial(_as_on_a_gpu, name in sys.argv[4:])] * (len(sys.argv) > 3)
+        if gpu.get(name):  # the compiler, which every rank would import again
+            import torch._inductor.compile_fx  # noqa: F401
+        first = [partial(_as_on_a_gpu, gpu[name])] if name in gpu else []
         code = run(RunConfig(**{**SMALL, **changes}), output, *first)
         (output / CODE).write_text(str(code))
 
