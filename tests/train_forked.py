@@ -8,6 +8,7 @@ are compiled for the CPU where it says so, and run as they are written in the ot
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -69,6 +70,7 @@ def prepare() -> None:
     from scalebook.train import loop  # noqa: F401
 
     catalog.model(SMALL["model"])  # the catalog's files, which every rank would read again
+    gc.freeze()  # else each rank would copy what it looks through for garbage
 
 
 def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:
