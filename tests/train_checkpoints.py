@@ -26,8 +26,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True, **OPTIMIZER,
     },
     "PP=2 interleaved": {
-        "model": "tiny-llama", "world_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2,
-        **OPTIMIZER,
+        "model": "tiny-llama", "world_size": 2, "pipeline_parallel_size": 2,
+        "virtual_pipeline_parallel_size": 2, **OPTIMIZER,
     },
     "EP=2": {"world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe@2", **OPTIMIZER},
     "grouped experts": {"model": "tiny-moe@2", "grouped_gemm": "on", **OPTIMIZER},

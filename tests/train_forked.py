@@ -36,6 +36,7 @@ def trained(
 ) -> dict[str, Finished]:
     """Train SMALL with each of these changes; return what each left behind, by name.
 
+    A change of ``started`` is the number of ranks, where it is not the one that is asked for.
     As on a GPU where a name is given, with its pieces compiled or not.
     """
     asked = folder / "asked.json"
@@ -73,15 +74,19 @@ def prepare() -> None:
     gc.freeze()  # else each rank would copy what it looks through for garbage
 
 
-def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:
+def run(
+    config: Any, output: Path, first: Callable[[int], None] = lambda _: None, started: int = 0
+) -> int:
     """Train a configuration in forked ranks; return 0 or the first code that is not.
 
-    Each rank calls ``first`` with its number before it trains.
+    Each rank calls ``first`` with its number before it trains. There are as many ranks as were
+    asked for, or else as ``started`` says.
     """
     output.mkdir(parents=True)
     (output / CONFIG).write_text(config.model_dump_json())
     port = _free_port()
-    ranks = [_rank(number, config, output, port, first) for number in range(config.world_size)]
+    size = started or config.world_size
+    ranks = [_rank(number, size, output, port, first) for number in range(size)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in ranks]
     return next((code for code in codes if code), 0)
 
@@ -92,13 +97,13 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[int], None]) -> int:
+def _rank(number: int, size: int, output: Path, port: str, first: Callable[[int], None]) -> int:
     """Fork one rank; return its process id."""
     child = os.fork()
     if child:
         return child
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
-    os.environ.update(WORLD_SIZE=str(config.world_size))
+    os.environ.update(WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     code = 1
     try:
@@ -182,7 +187,8 @@ def main() -> None:
         if gpu.get(name):  # the compiler, which every rank would import again
             import torch._inductor.compile_fx  # noqa: F401
         first = [partial(_as_on_a_gpu, gpu[name])] if name in gpu else []
-        code = run(RunConfig(**{**SMALL, **changes}), output, *first)
+        started = changes.pop("started", 0)
+        code = run(RunConfig(**{**SMALL, **changes}), output, *first, started=started)
         (output / CODE).write_text(str(code))
 
 

@@ -1,6 +1,6 @@
-"""Pieces split over two ranks against the same on one. Both are forked, so that imports are paid once.
+"""Pieces split over two ranks against the same on one.
 
-Run as a script.
+Run as a script with a port. It forks the other rank, so that imports are paid once.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
