@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# An image may ask Python to keep no compiled code: every process that runs files of tests would
+# rewrite all their assertions, and every process that a test starts compile the package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What is imported and collected lives to the end: passes over it would find nothing, at a third of
 # the time of a collection. Tests make little garbage next to what they hold.

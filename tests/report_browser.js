@@ -93,7 +93,7 @@ setTimeout(async function () {
       out.restored = [marks().length, rows().length];
     }
     const found = {preload: false, resultTypes: ["violations"], selectors: false};
-    const serious = async rules => typeof axe === "undefined" || innerWidth < 1000 ? [] : (await axe.run({...found, ...rules})).violations
+    const serious = async rules => typeof axe === "undefined" || innerWidth < 1000 || location.protocol !== "file:" ? [] : (await axe.run({...found, ...rules})).violations
       .filter(one => ["serious", "critical"].includes(one.impact))
       .map(one => one.id + ": " + one.nodes.slice(0, 3).map(node => node.html.slice(0, 160)).join(" | "));
     document.documentElement.dataset.theme = "light";

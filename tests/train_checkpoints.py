@@ -26,23 +26,23 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True, **OPTIMIZER,
     },
     "PP=2 interleaved": {
-        "world_size": 2, "pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2,
-        **OPTIMIZER,
+        "model": "tiny-llama", "world_size": 2, "pipeline_parallel_size": 2,
+        "virtual_pipeline_parallel_size": 2, **OPTIMIZER,
     },
-    "EP=2": {"world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe", **OPTIMIZER},
-    "grouped experts": {"model": "tiny-moe", "grouped_gemm": "on", **OPTIMIZER},
-    "experts one by one": {"model": "tiny-moe", "grouped_gemm": "off", **OPTIMIZER},
+    "EP=2": {"world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe@2", **OPTIMIZER},
+    "grouped experts": {"model": "tiny-moe@2", "grouped_gemm": "on", **OPTIMIZER},
+    "experts one by one": {"model": "tiny-moe@2", "grouped_gemm": "off", **OPTIMIZER},
     "grouped experts, EP=2": {
-        "world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe", "grouped_gemm": "on",
+        "world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe@2", "grouped_gemm": "on",
         **OPTIMIZER,
     },
     "grouped experts, whole optimizer": {
-        "model": "tiny-moe", "grouped_gemm": "on", "data_parallel_sharding": "none",
+        "model": "tiny-moe@2", "grouped_gemm": "on", "data_parallel_sharding": "none",
     },
 }  # fmt: skip
 SMALL: dict[str, Any] = {
     "platform": "cpu",
-    "model": "tiny-llama",
+    "model": "tiny-llama@2",
     "world_size": 1,
     "micro_batch_size": 1,
     "global_batch_size": 2,

@@ -2,19 +2,20 @@
 
 Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
 configuration gets a folder, named by its place in the file, with what a run leaves and its log.
-Further arguments let ranks do as on a GPU: pieces that are compiled there are compiled for the CPU
-in the configurations that these name, and run as they are written in the others.
+A third argument names configurations in which ranks do as on a GPU: pieces that are compiled there
+are compiled for the CPU where it says so, and run as they are written in the others.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,16 +32,17 @@ def trained(
     folder: Path,
     changes: Mapping[str, Mapping[str, Any]],
     *,
-    as_on_a_gpu: Collection[str] | None = None,
+    as_on_a_gpu: Mapping[str, bool] | None = None,
 ) -> dict[str, Finished]:
     """Train SMALL with each of these changes; return what each left behind, by name.
 
-    As on a GPU, if names are given: of those whose pieces are compiled.
+    A change of ``started`` is the number of ranks, where it is not the one that is asked for.
+    As on a GPU where a name is given, with its pieces compiled or not.
     """
     asked = folder / "asked.json"
     asked.write_text(json.dumps(changes))
     command = [sys.executable, __file__, str(asked), str(folder)]
-    command += [] if as_on_a_gpu is None else ["gpu", *as_on_a_gpu]
+    command += [json.dumps(as_on_a_gpu or {})]
     # Without the processes of a compiler, each of which would import torch for a few lines of code.
     variables = environment() | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     subprocess.run(command, check=True, timeout=900, env=variables)
@@ -69,17 +71,22 @@ def prepare() -> None:
     from scalebook.train import loop  # noqa: F401
 
     catalog.model(SMALL["model"])  # the catalog's files, which every rank would read again
+    gc.freeze()  # else each rank would copy what it looks through for garbage
 
 
-def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:
+def run(
+    config: Any, output: Path, first: Callable[[int], None] = lambda _: None, started: int = 0
+) -> int:
     """Train a configuration in forked ranks; return 0 or the first code that is not.
 
-    Each rank calls ``first`` with its number before it trains.
+    Each rank calls ``first`` with its number before it trains. There are as many ranks as were
+    asked for, or else as ``started`` says.
     """
     output.mkdir(parents=True)
     (output / CONFIG).write_text(config.model_dump_json())
     port = _free_port()
-    ranks = [_rank(number, config, output, port, first) for number in range(config.world_size)]
+    size = started or config.world_size
+    ranks = [_rank(number, size, output, port, first) for number in range(size)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in ranks]
     return next((code for code in codes if code), 0)
 
@@ -90,13 +97,13 @@ def _free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[int], None]) -> int:
+def _rank(number: int, size: int, output: Path, port: str, first: Callable[[int], None]) -> int:
     """Fork one rank; return its process id."""
     child = os.fork()
     if child:
         return child
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
-    os.environ.update(WORLD_SIZE=str(config.world_size))
+    os.environ.update(WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     code = 1
     try:
@@ -174,13 +181,14 @@ def main() -> None:
     from scalebook.config import RunConfig
 
     prepare()
-    if sys.argv[4:]:  # the compiler, which every rank would import again
-        import torch._inductor.compile_fx  # noqa: F401
-    folder = Path(sys.argv[2])
+    folder, gpu = Path(sys.argv[2]), json.loads(sys.argv[3])
     for number, (name, changes) in enumerate(json.loads(Path(sys.argv[1]).read_text()).items()):
         output = folder / str(number)
-        first = [partial(_as_on_a_gpu, name in sys.argv[4:])] * (len(sys.argv) > 3)
-        code = run(RunConfig(**{**SMALL, **changes}), output, *first)
+        if gpu.get(name):  # the compiler, which every rank would import again
+            import torch._inductor.compile_fx  # noqa: F401
+        first = [partial(_as_on_a_gpu, gpu[name])] if name in gpu else []
+        started = changes.pop("started", 0)
+        code = run(RunConfig(**{**SMALL, **changes}), output, *first, started=started)
         (output / CODE).write_text(str(code))
 
 

@@ -1,7 +1,12 @@
-"""Run by two processes: pieces split over ranks against the same on one."""
+"""Pieces split over two ranks against the same on one.
+
+Run as a script with a port. It forks the other rank, so that imports are paid once.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
@@ -13,6 +18,10 @@ cpu.install()
 from scalebook.train.layers import async_tensor_parallel, blocks  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 
+torch.set_num_threads(1)
+child = os.fork()
+os.environ |= {"RANK": "0" if child else "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+os.environ["MASTER_PORT"] = sys.argv[1]
 torch.distributed.init_process_group("gloo")
 group: Any = torch.distributed.group.WORLD
 rank, size = group.rank(), group.size()
@@ -89,3 +98,5 @@ check_linear_pair()
 check_shared_attention()
 print("agrees", flush=True)
 torch.distributed.destroy_process_group()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

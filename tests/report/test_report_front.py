@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -508,17 +508,29 @@ def test_names_are_those_of_their_makers() -> None:
     assert changes_in_words([("profile_steps", 11)]) == ["11 profiled steps"]
 
 
-@pytest.mark.parametrize("example", [True, False])
-def test_the_running_text_has_short_sentences_and_no_run_ids(
-    tmp_path: Path, root: Path, example: bool
-) -> None:
-    data = load(root / "runs" / "examples" if example else write_sample(tmp_path))
+def assert_short_and_without_ids(page: object, run_ids: Iterable[str]) -> None:
+    found, ids = sentences(page), list(run_ids)
+    assert found
+    assert ids
+    assert [one for one in found if length(one) > MOST_WORDS] == []
+    assert [one for one in found if re.search(r"\b[0-9a-f]{12}\b|\d{8}-\d{6}", one)] == []
+    assert not any(run_id in one for one in found for run_id in ids)
+
+
+def test_the_running_text_has_short_sentences_and_no_run_ids(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
     for fragment in (front.screen(data), studies.page(data)):
-        found = sentences(fragment)
-        assert found
-        assert [one for one in found if length(one) > MOST_WORDS] == []
-        assert [one for one in found if re.search(r"\b[0-9a-f]{12}\b|\d{8}-\d{6}", one)] == []
-        assert not any(run_id in one for one in found for run_id in data.runs["run_id"])
+        assert_short_and_without_ids(fragment, data.runs["run_id"])
+
+
+@pytest.mark.slow
+def test_the_running_text_of_the_examples_has_short_sentences_and_no_run_ids(
+    example: Path, root: Path
+) -> None:
+    records = (root / "runs" / "examples").glob("*/record.json")
+    run_ids = [json.loads(path.read_text())["run_id"] for path in records]
+    for name in ("index.html", "studies.html"):
+        assert_short_and_without_ids((example.parent / name).read_text(), run_ids)
 
 
 def test_platforms_without_equal_work_are_not_compared(tmp_path: Path) -> None:

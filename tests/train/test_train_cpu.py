@@ -45,14 +45,15 @@ def test_no_module_of_a_gpu_run_imports_the_stand_ins(root: Path):
     assert importers == {"__main__.py", "pack.py"}
 
 
-def test_what_trains_on_a_cpu_loads_no_tracker_of_its_own(monkeypatch):
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_what_trains_on_a_cpu_loads_no_tracker_of_its_own(name: str, monkeypatch):
     from scalebook.train import cpu
 
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with cpu.lean_import(), pytest.raises(ImportError):
-        import_module("wandb")
-    assert "wandb" not in sys.modules
-    monkeypatch.setitem(sys.modules, "wandb", json)  # as if a caller had loaded it
+        import_module(name)
+    assert name not in sys.modules
+    monkeypatch.setitem(sys.modules, name, json)  # as if a caller had loaded it
     with cpu.lean_import():
-        assert import_module("wandb") is json
-    assert sys.modules["wandb"] is json
+        assert import_module(name) is json
+    assert sys.modules[name] is json

@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,21 @@ pytestmark = pytest.mark.slow
 
 RELATIVE = 1e-4
 
+# Two layers show what is split over ranks: one hands its output to another of its kind. Two samples
+# are two micro batches of ranks that share each, whose gradients add up.
+TWO_LAYERS = {"model": "tiny-llama@2"}
+TWO_SAMPLES = TWO_LAYERS | {"global_batch_size": 2}
 DENSE: dict[str, dict[str, Any]] = {
     "distributed optimizer alone": {"data_parallel_sharding": "optimizer"},
-    "TP=2": {"world_size": 2, "tensor_parallel_size": 2},
-    "TP=2 with SP": {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "TP=2": {**TWO_SAMPLES, "world_size": 2, "tensor_parallel_size": 2},
+    "TP=2 with SP": {
+        **TWO_SAMPLES,
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+    },
     "TP=2 with SP that adds gradients where they lie": {
+        **TWO_SAMPLES,
         "world_size": 2,
         "tensor_parallel_size": 2,
         "sequence_parallel": True,
@@ -43,7 +52,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "pipeline_parallel_size": 2,
         "virtual_pipeline_parallel_size": 2,
     },
-    "CP=2": {"world_size": 2, "context_parallel_size": 2},
+    "CP=2": {**TWO_SAMPLES, "world_size": 2, "context_parallel_size": 2},
     "DP=2": {"world_size": 2},
     "DP=2 with distributed optimizer": {"world_size": 2, "data_parallel_sharding": "optimizer"},
     "full recomputation": {"recompute": "full"},
@@ -59,6 +68,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "recompute_layers": 2,
     },
     "recomputation of modules": {
+        **TWO_SAMPLES,
         "recompute": "selective",
         "recompute_modules": "core_attn,layernorm,mlp",
         "world_size": 2,
@@ -67,34 +77,39 @@ DENSE: dict[str, dict[str, Any]] = {
     },
     "pointwise recomputation": {"recompute": "pointwise"},
     "a layer in host memory": {"recompute": "pointwise", "offload_layers": 1},
-    "FSDP over DP=2": {"world_size": 2, "data_parallel_sharding": "full"},
+    "FSDP over DP=2": {**TWO_LAYERS, "world_size": 2, "data_parallel_sharding": "full"},
     "FSDP gathered once per step": {
+        **TWO_LAYERS,
         "world_size": 2,
         "data_parallel_sharding": "full",
         "parameter_gather": "step",
         "profile_steps": 1,
     },
     "FSDP gathered for each pass": {
+        **TWO_LAYERS,
         "world_size": 2,
         "data_parallel_sharding": "full",
         "profile_steps": 1,
     },
     "FSDP over CP=2": {
+        **TWO_SAMPLES,
         "world_size": 2,
         "context_parallel_size": 2,
         "data_parallel_sharding": "full",
         "recompute": "full",
     },
     "FSDP of TP=2 with SP": {
+        **TWO_SAMPLES,
         "world_size": 2,
         "tensor_parallel_size": 2,
         "sequence_parallel": True,
         "data_parallel_sharding": "full",
         "recompute": "pointwise",
-        "offload_layers": 4,  # all there are
+        "offload_layers": 2,  # all there are
     },
 }
 
+MOE = {"model": "tiny-moe@2"}
 MIXTURE: dict[str, dict[str, Any]] = {
     "recomputation of the experts": {
         "recompute": "selective",
@@ -116,6 +131,8 @@ MIXTURE: dict[str, dict[str, Any]] = {
 }
 
 
+# A layer without experts, and one with them.
+MLA = {"model": "tiny-mla@2"}
 LATENT: dict[str, dict[str, Any]] = {
     "one": {"grouped_gemm": "off"},
     "split": {
@@ -143,7 +160,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "further, full recomputation": {"recompute": "full"},
 }
 # 4 samples of 2 documents of 16 tokens, and the same 8 documents as samples.
-DOCUMENTS = {"sequence_length": 16, "micro_batch_size": 2, "global_batch_size": 8}
+DOCUMENTS = {**TWO_LAYERS, "sequence_length": 16, "micro_batch_size": 2, "global_batch_size": 8}
 PACKED: dict[str, dict[str, Any]] = {
     "one": {},
     "TP=2 with SP": DENSE["TP=2 with SP"],
@@ -152,12 +169,45 @@ PACKED: dict[str, dict[str, Any]] = {
     "FSDP": DENSE["FSDP over DP=2"],
     "full recomputation": {"recompute": "full"},
 }
-SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
+FOUR_DOCUMENTED = {**TWO_LAYERS, "packed_documents": 2, "global_batch_size": 4}
+SUMS = {**TWO_LAYERS, "world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
 FORCED = {"expert_balance": "forced"}
 PIECES = ("fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy")
 STEPS = 3  # of which the last two have a history in the optimizer
+# Layouts of each of these sizes have the losses of one process.
+ALONE = {
+    ("tiny-llama", 4): "dense",
+    ("tiny-llama@2", 4): "two layers",
+    ("tiny-llama@2", 2): "two samples",
+}
+GCC = shutil.which("gcc") is not None
+PIECES_IN: dict[str, dict[str, Any]] = {
+    "dense pieces": {**TWO_LAYERS, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "replicas' pieces": {**TWO_LAYERS, "data_parallel_sharding": "optimizer"},
+    "experts' pieces": {**MOE, "expert_parallel_size": 2, "grouped_gemm": "on"},
+}
+# Two steps before a graph is captured, and two that replay it.
+REPLAYED: dict[str, dict[str, Any]] = {
+    f"{model}, replayed": {
+        "model": model,
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+        "steps": 4,
+        **dict.fromkeys(PIECES, "off"),  # whose compilation takes longer than all the rest
+    }
+    for model in ("tiny-llama@2", "tiny-moe@2")
+}
+AS_ON_A_GPU: dict[str, dict[str, Any]] = {
+    **{f"{name} {state}": {**changes, "cuda_graph": state}
+       for name, changes in REPLAYED.items() for state in ("off", "on")},
+    **{f"{name} {state}": {"world_size": 2, **dict.fromkeys(PIECES, state), **changes}
+       for name, changes in PIECES_IN.items() for state in ("off", "on") if GCC},
+}  # fmt: skip
+COMPILED = ("dense pieces on", "experts' pieces on")
 ALL: dict[str, dict[str, Any]] = {
-    "dense": {},
+    "dense": {"steps": 4},
+    "two layers": TWO_LAYERS,
+    "two samples": TWO_SAMPLES,
     "six layers": {"model": "tiny-llama@6"},
     "six layers, interleaved, fewer last": {
         "model": "tiny-llama@6",
@@ -166,36 +216,38 @@ ALL: dict[str, dict[str, Any]] = {
         "virtual_pipeline_parallel_size": 2,
         "last_pipeline_stage_layers": 2,  # 2 + 2 and 1 + 1
     },
-    "mixture": {"model": "tiny-moe"},
+    "mixture": {**MOE, "steps": 4},
     **DENSE,
-    **{name: {"model": "tiny-moe", **changes} for name, changes in MIXTURE.items()},
-    **{name: {"model": "tiny-mla", **changes} for name, changes in LATENT.items()},
-    **{name: {"model": "tiny-mla", "mtp_layers": 1, **more} for name, more in FURTHER.items()},
-    "forced": {"model": "tiny-moe", **MIXTURE["EP=2"], **FORCED},
+    **{name: {**MOE, **changes} for name, changes in MIXTURE.items()},
+    **{name: {**MLA, **changes} for name, changes in LATENT.items()},
+    **{name: {**MLA, "mtp_layers": 1, **more} for name, more in FURTHER.items()},
+    "forced": {**MOE, **MIXTURE["EP=2"], **FORCED},
     "documents": DOCUMENTS,
-    **{f"packed, {name}": {"packed_documents": 2, **more} for name, more in PACKED.items()},
+    **{f"packed, {name}": {**more, **FOUR_DOCUMENTED} for name, more in PACKED.items()},
     "summed in fp32": SUMS,
     "summed in bf16": {**SUMS, "gradient_precision": "bf16"},
     "another seed": {"seed": 7, "steps": 1},
-    "dense, longer": {"steps": 4},
-    "mixture, longer": {"model": "tiny-moe", "steps": 4},
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Every run of this file, by name."""
-    asked = {name: {"steps": STEPS, **changes} for name, changes in ALL.items()}
-    return trained(tmp_path_factory.mktemp("runs"), asked)
+    asked = {name: {"steps": STEPS, **changes} for name, changes in (ALL | AS_ON_A_GPU).items()}
+    gpu = {name: name in COMPILED for name in AS_ON_A_GPU}
+    return trained(tmp_path_factory.mktemp("runs"), asked, as_on_a_gpu=gpu)
 
 
 def assert_same_curve(run: Finished, reference: Finished, steps: int = STEPS) -> None:
     assert run.code == 0, run.log
-    measured = [step for step in run.steps if step.step <= steps]
-    assert len(measured) == len(reference.losses) == steps
-    assert [step.loss for step in measured] == pytest.approx(reference.losses, rel=RELATIVE)
+    measured, expected = (
+        [step for step in each.steps if step.step <= steps] for each in (run, reference)
+    )
+    assert len(measured) == len(expected) == steps
+    losses = [step.loss for step in measured]
+    assert losses == pytest.approx([step.loss for step in expected], rel=RELATIVE)
     norms = [step.grad_norm for step in measured]
-    assert norms == pytest.approx([step.grad_norm for step in reference.steps], rel=1e-3)
+    assert norms == pytest.approx([step.grad_norm for step in expected], rel=1e-3)
 
 
 def test_a_run_says_what_it_recomputed(runs: dict[str, Finished]):
@@ -211,7 +263,9 @@ def test_a_run_says_what_it_recomputed(runs: dict[str, Finished]):
 
 @pytest.mark.parametrize("layout", DENSE)
 def test_dense_layout_trains_the_same_model(layout: str, runs: dict[str, Finished]):
-    assert_same_curve(runs[layout], runs["dense"])
+    asked = {**SMALL, **DENSE[layout]}
+    alone = ALONE[asked["model"], asked["global_batch_size"]]
+    assert_same_curve(runs[layout], runs[alone])
 
 
 def gathers(run: Finished) -> Counter[str]:
@@ -226,7 +280,7 @@ def test_fsdp_gathers_what_a_pass_reads_or_everything_once(runs: dict[str, Finis
     each, once = runs["FSDP gathered for each pass"], runs["FSDP gathered once per step"]
     assert each.observed["parameter_gather"] == "pass"
     assert once.observed["parameter_gather"] == "step"
-    layers = [f"decoder.layers.{layer}" for layer in range(4)]
+    layers = [f"decoder.layers.{layer}" for layer in range(2)]
     ends = ["embedding", "decoder.final_layernorm, output_layer"]
     # 4 samples on 2 ranks: 2 micro batches, of which each reads a layer in two passes.
     assert gathers(each) == dict.fromkeys(layers, 4) | dict.fromkeys(ends, 2)
@@ -300,7 +354,7 @@ def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(
     assert_same_curve(modules, reference)
     asked = set(LATENT["modules"]["recompute_modules"].split(","))
     assert set(modules.observed["recompute_modules"].split(",")) == asked
-    expected = parameter_count(catalog.model("tiny-mla")).total
+    expected = parameter_count(catalog.model(MLA["model"])).total
     assert reference.observed["parameter_count"] == expected
     assert split.observed["parameter_count"] == expected
 
@@ -317,7 +371,7 @@ def test_modules_for_further_tokens_train_the_same_in_every_layout(
     assert run.losses[0] == pytest.approx(without.losses[0], rel=RELATIVE)
     assert run.losses[1:] != pytest.approx(without.losses[1:], rel=RELATIVE)
     assert run.steps[0].grad_norm > without.steps[0].grad_norm
-    count = parameter_count(catalog.model("tiny-mla"))
+    count = parameter_count(catalog.model(MLA["model"]))
     assert run.observed["parameter_count"] == count.total + count.mtp
     assert run.observed["mtp_layers"] == 1
 
@@ -332,7 +386,7 @@ def test_packed_documents_train_as_documents_in_samples_of_their_own(
     assert [run.observed[name] for name in asked] == [32, 2, 1, 4]
     assert {step.tokens for step in run.steps} == {4 * 32}
     # A whole sample is other work: its second half attends to the first.
-    assert run.losses != pytest.approx(runs["dense"].losses, rel=RELATIVE)
+    assert run.losses != pytest.approx(runs["two layers"].losses, rel=RELATIVE)
 
 
 def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, Finished]):
@@ -344,52 +398,34 @@ def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, 
     assert narrow.losses != wide.losses
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(tmp_path: Path):
+@pytest.mark.skipif(not GCC, reason="no C compiler")
+@pytest.mark.parametrize("layout", PIECES_IN)
+def test_pieces_and_averages_as_on_a_gpu_train_the_same_model(
+    layout: str, runs: dict[str, Finished]
+):
     """Replicas show what averages do, with pieces that are not compiled: that takes longer."""
-    layouts = {
-        "dense": {"tensor_parallel_size": 2, "sequence_parallel": True},
-        "replicas": {"data_parallel_sharding": "optimizer"},
-        "experts": {"model": "tiny-moe", "expert_parallel_size": 2, "grouped_gemm": "on"},
-    }
-    asked = {
-        f"{layout} {state}": {
-            "world_size": 2,
-            "steps": 3,
-            **dict.fromkeys(PIECES, state),
-            **changes,
-        }
-        for layout, changes in layouts.items()
-        for state in ("off", "on")
-    }
-    ended = trained(tmp_path, asked, as_on_a_gpu=["dense on", "experts on"])
-    for layout in layouts:
-        plain, compiled = ended[f"{layout} off"], ended[f"{layout} on"]
-        assert compiled.code == 0, compiled.log
-        assert [compiled.observed[name] for name in PIECES] == ["on"] * len(PIECES)
-        turned = [run.observed["rotary_embedding"] for run in (plain, compiled)]
-        assert turned == [None, "while_split"]
-        expected = "host" if layout == "experts" else None
-        assert compiled.observed["token_counts"] == expected
-        assert len(compiled.steps) == 3
-        assert compiled.losses == pytest.approx(plain.losses, rel=1e-6)
-        norms = [[step.grad_norm for step in run.steps] for run in (compiled, plain)]
-        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    plain, compiled = runs[f"{layout} off"], runs[f"{layout} on"]
+    assert compiled.code == 0, compiled.log
+    assert [compiled.observed[name] for name in PIECES] == ["on"] * len(PIECES)
+    turned = [run.observed["rotary_embedding"] for run in (plain, compiled)]
+    assert turned == [None, "while_split"]
+    expected = "host" if "experts" in layout else None
+    assert compiled.observed["token_counts"] == expected
+    assert len(compiled.steps) == 3
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-6)
+    norms = [[step.grad_norm for step in run.steps] for run in (compiled, plain)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-moe"])
-def test_stages_that_are_replayed_train_the_same_model(model: str, tmp_path: Path):
-    steps = 4  # two before a graph is captured, and two that replay it
-    layout = {"model": model, "world_size": 2, "pipeline_parallel_size": 2, "steps": steps}
-    layout |= dict.fromkeys(PIECES, "off")  # whose compilation takes longer than all the rest
-    asked = {state: {**layout, "cuda_graph": state} for state in ("off", "on")}
-    ended = trained(tmp_path, asked, as_on_a_gpu=())
-    assert_same_curve(ended["on"], ended["off"], steps)
-    assert [ended[state].observed["cuda_graph"] for state in asked] == ["off", "on"]
+@pytest.mark.parametrize("model", REPLAYED)
+def test_stages_that_are_replayed_train_the_same_model(model: str, runs: dict[str, Finished]):
+    ended = {state: runs[f"{model} {state}"] for state in ("off", "on")}
+    assert_same_curve(ended["on"], ended["off"], 4)
+    assert [ended[state].observed["cuda_graph"] for state in ended] == ["off", "on"]
     assert ended["on"].observed["pipeline_transfers"] == "queued"
     assert ended["on"].observed["tensor_pieces"] is None
     # Two micro batches are in flight in the first stage, one in the second.
-    assert [ended[state].log.count("captured") for state in asked] == [0, 2 + 1]
+    assert [ended[state].log.count("captured") for state in ended] == [0, 2 + 1]
 
 
 def test_another_seed_gives_another_curve(runs: dict[str, Finished]):
@@ -398,6 +434,6 @@ def test_another_seed_gives_another_curve(runs: dict[str, Finished]):
 
 
 def test_losses_fall_from_that_of_a_guess(runs: dict[str, Finished]):
-    for run in (runs["dense, longer"], runs["mixture, longer"]):
+    for run in (runs["dense"], runs["mixture"]):
         assert run.losses[0] == pytest.approx(6.93, abs=0.2)  # ln(1024)
         assert run.losses[-1] < run.losses[0] - 0.5

@@ -199,10 +199,10 @@ def lean_import() -> Generator[None]:
     """Import without compiling, and without a Triton where there is none (0.17 and newer ask).
 
     Megatron-Core hands its fused functions to torch.compile when it is imported, which costs
-    4 seconds of start-up and later a C++ compiler, for models that run in milliseconds. Its
-    inference imports wandb where that is installed: a second more, for nothing that trains.
+    4 seconds of start-up and later a C++ compiler, for models that run in milliseconds. It imports
+    wandb and TensorBoard where they are installed: a second more, for nothing that trains.
     """
-    missing: dict[str, Any] = {} if "wandb" in sys.modules else {"wandb": None}
+    missing: dict[str, Any] = dict.fromkeys({"wandb", "tensorboard"} - sys.modules.keys())
     if find_spec("triton") is None:
         missing |= {name: _Triton(name) for name in ("triton", "triton.language")}
         missing["triton"].language = missing["triton.language"]
