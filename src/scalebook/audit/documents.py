@@ -42,7 +42,7 @@ from scalebook.audit.printed import (
     sizes_in,
 )
 from scalebook.audit.row_checks import check_row
-from scalebook.audit.table_checks import base_of
+from scalebook.audit.table_checks import TOTAL, base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.settings import SETTINGS
@@ -461,7 +461,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
             rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
-    total = rows[-1].label if re.match(r"(?i)(grand )?total\b|sum$", rows[-1].label) else None
+    total = rows[-1].label if TOTAL.match(rows[-1].label) else None
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
@@ -582,6 +582,9 @@ def _given(
     alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
     stated |= {name for names in alike if names & stated for name in names}
     told = {name: text for name, text in sheet.given.items() if text}
+    experts = (values.get(name) for name in ("expert_parallel_size", "num_experts"))
+    if any(one and one.value > 1 for one in experts) and "model" in told.keys() - stated:
+        stated |= {"model"} if catalog.model(told["model"]).moe is None else set()  # of another
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
     for name in told.keys() - stated:

@@ -207,6 +207,7 @@ def _says_one(row: Row, compared: str) -> bool:
 
 
 SUM = "sum of the rows above"
+TOTAL = re.compile(r"(grand |sub-?)?total\b|sum$", re.IGNORECASE)  # begins the label of one
 SIZELESS = ("gpus", "mfu")
 
 
@@ -348,7 +349,8 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
     """Compare the total row with the sum of the others, for quantities that add up."""
     row = known[index].row
-    others = [other.row for other in known if other.row is not row]
+    every = (other.row for other in known if other.row is not row)
+    others = [one for one in every if not TOTAL.match(one.label)]
     items = [one for one in others if not re.match(r"[-–•↳└]", one.label)]  # less their parts
     for name in row.values:
         item = vocabulary.field(name)
