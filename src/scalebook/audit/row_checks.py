@@ -36,13 +36,10 @@ def check_row(known: Known) -> list[Check]:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
             judged = {one.field for one in checks} if identity.last else ()
-            found = list(_against_identity(known, identity))
-            if identity.last and any(one.verdict == "holds" for one in found):
-                same = (one for one in checks if one.rule.startswith(f"{identity.subject} = "))
-                excused = [one for one in same if one.verdict == "contradicts"]
-                checks = [one for one in checks if one not in excused]
             checks += [
-                one for one in found if one.verdict != "contradicts" or one.field not in judged
+                one
+                for one in _against_identity(known, identity)
+                if one.verdict != "contradicts" or one.field not in judged
             ]
     broken: set[str] = set()  # one broken limit is enough to say of a field
     for limit in limits():

@@ -253,10 +253,24 @@ def _checks(table: Table) -> list[Check]:
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
     confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
+    held = {one.rule for row, one in holding if row.label != table.base}
     for item, found in pairs:
-        sure = [_unless_doubted(item.row, one, confirmed) for one in found]
+        sure = [_unless_doubted(item.row, one, confirmed) for one in _accusing(found, held)]
         checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
+
+
+def _accusing(checks: Sequence[Check], held: set[str]) -> Iterator[Check]:
+    """Yield the checks of a row but for those that take a comparison for one of another rate.
+
+    An efficiency of TFLOP/s does not fit the tokens/s, in no row of the table.
+    """
+    last = {one.text for one in identities() if one.last}
+    fits = {f"{one.field} = " for one in checks if one.verdict == "holds" and one.rule in last}
+    for one in checks:
+        other = one.rule.startswith(tuple(fits)) and one.rule not in held
+        if not (other and one.verdict == "contradicts"):
+            yield one
 
 
 def _doubts(row: Row, check: Check) -> list[str]:
