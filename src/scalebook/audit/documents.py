@@ -532,7 +532,12 @@ def _row(
     own |= named_once("row", " ".join(shown)) | {
         key: part[key] for key in _OF_DOCUMENT & part.keys()
     }
-    given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
+    around = sheet.given | own
+    spread = values.get("expert_parallel_size")
+    if spread and spread.value > 1 and knowledge.MIXTURE.search(" ".join([sheet.name, *shown])):
+        dense = around.get("model") and catalog.model(around["model"]).moe is None
+        around |= {"model": ""} if dense else {}  # which was made into a mixture
+    given = _given(replace(sheet, given=around), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
@@ -581,9 +586,6 @@ def _given(
     alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
     stated |= {name for names in alike if names & stated for name in names}
     told = {name: text for name, text in sheet.given.items() if text}
-    experts = (values.get(name) for name in ("expert_parallel_size", "num_experts"))
-    if any(one and one.value > 1 for one in experts) and "model" in told.keys() - stated:
-        stated |= {"model"} if catalog.model(told["model"]).moe is None else set()  # of another
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
     for name in told.keys() - stated:

@@ -267,7 +267,7 @@ def named(head: str) -> tuple[str, str, str | None]:
     """Return name, unit and field of a heading, also of one in one word: ``MicroBatchSize``."""
     for text in (head, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head)):
         name, unit = heading_of(text)
-        own = field(name.replace(" ", "_"))
+        own = field(name.replace(" ", "_")) if text == head else None
         if found := own.name if own else named_by(name, unit):
             return name, unit, found
     return name, unit, None

@@ -235,7 +235,10 @@ def check_table(table: Table) -> list[Check]:
 def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
-    known = [know(row, _comparable(row, base, facts)) for row in table.rows]
+    known = [
+        know(row, (*_base_facts(_own_base(row)), *_comparable(row, base, facts)))
+        for row in table.rows
+    ]
     every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
@@ -317,12 +320,27 @@ def _base_facts(base: Row | None) -> tuple[Fact, ...]:
     if base is None:
         return ()
     wanted = {name for identity in identities() for name in identity.names}
+    facts = know(base).facts
+    names = re.compile(rf"\b({'|'.join(facts)})\b")
     return tuple(
-        replace(fact, quantity=name, origin="base", inputs=frozenset())
-        for quantity, alternatives in know(base).facts.items()
+        replace(
+            fact,
+            quantity=name,
+            origin="base",
+            inputs=frozenset(),
+            steps=tuple(names.sub(rf"{vocabulary.BASE}\1", step) for step in fact.steps),
+        )
+        for quantity, alternatives in facts.items()
         if (name := vocabulary.BASE + quantity) in wanted
         for fact in alternatives
     )
+
+
+def _own_base(row: Row) -> Row | None:
+    """Return the base that a row states itself, by base_ fields."""
+    size = len(vocabulary.BASE)
+    values = {n[size:]: one for n, one in row.values.items() if n.startswith(vocabulary.BASE)}
+    return replace(row, values=values) if values else None
 
 
 def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
