@@ -504,7 +504,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 def _row(
     sheet: Sheet, columns: Sequence[Heading], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
-    values, words = dict[str, Printed](), dict[str, str]()
+    values, words, lines = dict[str, Printed](), dict[str, str](), dict[str, int]()
     shown = [plain(cell) for cell in cells]
     for column in columns:
         cell = shown[column.index] if column.index < len(shown) else ""
@@ -514,6 +514,7 @@ def _row(
             words |= knowledge.catalog_words(column.field, cell)
         elif (read := read_cell(column, cell)) is not None:
             values[read[0]] = read[1]
+            lines |= {read[0]: sheet.lines[column.index]} if sheet.lines.get(column.index) else {}
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
     seen = [one for one in columns if one.index < len(shown)]
@@ -547,8 +548,9 @@ def _row(
     if re.match(vocabulary.headings()["loose"]["rows"], label.lower()):
         doubtful |= values.keys()
     row = Row(
-        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful)
-    )
+        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful),
+        lines,
+    )  # fmt: skip
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None

@@ -276,7 +276,7 @@ def named(head: str) -> tuple[str, str, str | None]:
 def bare_name(name: str) -> str:
     """Return the name of a heading without the words on how it was found: ``clean``, ``mean``."""
     words = headings()["rated"]["found"]
-    return re.sub(rf"^(({words})[ -])+|([ ,]({words}))+$", "", name)
+    return re.sub(rf"^(({words})[ -])+|([ ,]+({words}))+$", "", name)
 
 
 _DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)
