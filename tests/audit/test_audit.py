@@ -1103,3 +1103,26 @@ def test_stages_of_uneven_layers_are_possible():
     claim = "[[claims]]\nmodel='llama3.1-8b'\npipeline_parallel_size='{}'\n"
     verdicts = {size: {c.verdict for c in checks_of(claim.format(size))} for size in (4, 5)}
     assert verdicts == {4: {"holds"}, 5: {"possible"}}  # of 32 layers
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "found"),
+    [("107.8%", "holds"), ("98.2%", "contradicts"), ("215%", "contradicts")],
+)
+def test_a_row_is_compared_with_the_base_that_it_states_itself(efficiency: str, found: str):
+    """15,302 / 14,201 = 107.75 % of each GPU's rate, on 32 instead of 16 GPUs."""
+    rates = {"base_tokens_per_second_per_gpu": "14,201", "tokens_per_second_per_gpu": "15,302"}
+    sizes = {"base_gpus": "16", "gpus": "32"}
+    for cells in (rates, rates | sizes):
+        assert verdict("scaling_efficiency", scaling_efficiency=efficiency, **cells) == found
+    checks = claim(scaling_efficiency=efficiency, **rates, **sizes)
+    assert "not checkable" not in {one.verdict for one in checks}
+
+
+def test_the_rate_of_a_base_follows_from_its_batch_and_step():
+    """512 x 4,096 / 8 s = 262,144 tokens/s; 1,024 x 4,096 / 10 s are 1.6 times that."""
+    base = {"base_global_batch_size": "512", "base_sequence_length": "4096"}
+    cells = {"global_batch_size": "1024", "sequence_length": "4096", "step_seconds": "10.0"}
+    for speedup, found in (("1.60x", "holds"), ("2.60x", "contradicts")):
+        stated = base | cells | {"base_step_seconds": "8.00", "speedup": speedup}
+        assert verdict("speedup", **stated) == found

@@ -1099,3 +1099,132 @@ def test_links_of_devices_are_checked_where_most_are_the_catalogs():
     ]  # fmt: skip
     half = text + links.format(450, 312).replace("600", "300").replace("1.8", "0.9")
     assert wrong(read_document(half, ".md", "a.md")) == []  # of one direction
+
+
+EFFICIENCY = (
+    "| GPUs | tok/s/GPU | TFLOPS/GPU | MFU | Scaling efficiency |\n|-|-|-|-|-|\n"
+    "| 8 | 1,003 | 80.0 | 25.6% | 100% |\n| 16 | {} | 76.0 | 24.4% | 95% |\n"
+    "| 32 | {} | 72.0 | 23.1% | {} |\n"
+)
+
+
+def test_an_efficiency_may_be_of_tflops_where_no_row_fits_the_tokens():
+    """76 / 80 = 95 % and 72 / 80 = 90 %; of 1,003 tokens/s, 973 are 97 % and 933 are 93 %."""
+    assert wrong(read_document(EFFICIENCY.format(973, 933, "90%"), ".md", "a.md")) == []
+    assert wrong(read_document(EFFICIENCY.format(973, 933, "80%"), ".md", "a.md")) != []
+    # the second row's 953 tokens/s are 95 %, so the third's 703 are no 90 %
+    found = wrong(read_document(EFFICIENCY.format(953, 703, "90%"), ".md", "a.md"))
+    assert found == [("scaling_efficiency", "90%")]
+
+
+def test_a_share_of_the_peak_is_no_rate_of_other_samples():
+    """Twice as long samples: 0.6 times the samples are 1.2 times the tokens, at 45 of 40 % MFU."""
+    page = (
+        "| Setup | GPUs | Seq len | Speedup | MFU |\n|-|-|-|-|-|\n"
+        "| base | 8 | 4096 | 1.00x | 40.0% |\n| long | 8 | 8192 | 0.60x | 45.0% |\n"
+    )
+    assert wrong(read_document(page, ".md", "a.md")) == []
+
+
+def test_a_dense_model_of_the_text_is_not_that_of_a_table_on_experts():
+    """8 experts of Llama 3.1 8B are another model, which the catalog lacks."""
+    text = "Runs of Llama 3.1 8B:\n\n# {}\n\n| Run | EP | GPUs |\n|-|-|-|\n| a | {} | 8 |\n"
+    title, plain = "Upcycled Llama 3.1 8B with a capacity for each expert", "Llama 3.1 8B"
+    assert wrong(read_document(text.format(title, 8), ".md", "a.md")) == []
+    known = read_document(text.format(title, 1), ".md", "a.md")
+    assert known.rows[0].words["model"] == "llama3.1-8b"
+    spread = read_document(text.format(plain, 8), ".md", "a.md")
+    assert wrong(spread) == [("expert_parallel_size", "8")]
+
+
+@pytest.mark.parametrize(("last", "found"), [("$60", []), ("$80", [("cost", "$80")])])
+def test_a_total_is_not_a_part_of_the_next_total(last: str, found: list[tuple[str, str]]):
+    """20 + 10 + 30 = 60; with the first total of 30 it would be 90."""
+    rows = "| Data | $20 |\n| Small run | $10 |\n| Total (small) | $30 |\n| Large run | $30 |\n"
+    page = f"| Phase | Cost |\n|-|-|\n{rows}| Total | {last} |\n"
+    assert wrong(read_document(page, ".md", "a.md")) == found
+
+
+def test_a_count_that_rates_give_only_nearly_breaks_no_limit():
+    """11,121 / 1,391 = 7.995 devices, which are eight; TP2 and DP8 need 16."""
+    page = "| Layout | Total tok/s | tok/s/GPU |\n|-|-|-|\n| TP2-DP{} | 11,121 | 1,391 |\n"
+    assert wrong(read_document(page.format(4), ".md", "a.md")) == []
+    even = page.replace("11,121", "11,128")
+    assert wrong(read_document(even.format(8), ".md", "a.md")) == [("data_parallel_size", "8")]
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "values"),
+    [
+        ("Derived MFU", "40%", {"mfu": 0.4}),
+        ("Clean tokens/s/GPU", "5,822", {"tokens_per_second_per_gpu": 5822}),
+        ("Pre-train cost", "$40", {"cost": 40}),
+        ("Steady tok/s", "900", {"tokens_per_second": 900}),
+        ("Aggregate tokens/s", "900", {"tokens_per_second": 900}),
+        ("Step time, mean (ms)", "250", {"step_milliseconds": 0.25}),
+        ("× baseline", "1.25", {"speedup": 1.25}),
+        ("Speedup vs baseline", "1.25", {"speedup": 1.25}),
+        ("B200-h ↓", "300", {"gpu_hours": 300}),
+        ("Tok/s/GPU (k) ↑", "45.6", {"tokens_per_second_per_gpu": 45600}),
+    ],
+)
+def test_a_heading_may_say_how_a_number_was_found(head: str, cell: str, values: dict[str, float]):
+    page = f"| Run | GPUs | {head} |\n|-|-|-|\n| a | 8 | {cell} |\n"
+    (row,) = read_document(page, ".md", "a.md").rows
+    found = {name: one.value for name, one in row.values.items() if name != "gpus"}
+    assert found == pytest.approx(values)
+
+
+def test_of_two_columns_that_differ_in_how_a_number_was_found_none_is_guessed():
+    page = "| Run | GPUs | Final MFU | Derived MFU |\n|-|-|-|-|\n| a | 8 | 40% | 41% |\n"
+    claims = read_document(page, ".md", "a.md")
+    assert "mfu" not in claims.rows[0].values
+    assert claims.unread == ("'Final MFU' of 'Table'", "'Derived MFU' of 'Table'")
+    both = "| Run | GPUs | MFU | Derived MFU |\n|-|-|-|-|\n| a | 8 | 40% | 41% |\n"
+    assert read_document(both, ".md", "a.md").rows[0].values["mfu"].text == "40%"
+
+
+@pytest.mark.parametrize(("mean", "found"), [("750", []), ("50", ["tokens_per_second"])])
+def test_a_bare_mean_beside_the_total_is_of_one_gpu_if_another_row_confirms_it(
+    mean: str, found: list[str]
+):
+    """8 x 900 = 7,200, 8 x 800 = 6,400 and 8 x 750 = 6,000."""
+    rows = f"| a | 900 | 7,200 |\n| b | 800 | 6,400 |\n| c | {mean} | 6,000 |\n"
+    page = f"On 8 H100 GPUs.\n\n| Run | Clean mean | tokens/s |\n|-|-|-|\n{rows}"
+    assert sorted({name for name, _ in wrong(read_document(page, ".md", "a.md"))}) == [
+        name.replace("second", "second_per_gpu") for name in found
+    ]
+    late = read_document(page.replace("Clean mean", "Mean (ms)"), ".md", "a.md")
+    assert late.unread == ("'Mean (ms)' of 'Table'",)
+
+
+def test_the_batch_of_a_heading_holds_where_a_row_confirms_it():
+    """512 x 8,192 / 64 / 9.328 s = 7,026 tokens/s; 8,105 s give 8,086."""
+    page = (
+        "# Ladder (64 GPUs, GBS 512)\n\nSequence length 8192.\n\n"
+        "| Run | Step time (s) | tok/s/GPU |\n|-|-|-|\n| a | 9.328 | 7,026 |\n| b | 8.105 | {} |\n"
+    )
+    assert wrong(read_document(page.format("8,086"), ".md", "a.md")) == []
+    assert ("tokens_per_second_per_gpu", "9,086") in wrong(
+        read_document(page.format("9,086"), ".md", "a.md")
+    )
+
+
+def test_a_claim_of_a_table_by_column_has_the_line_of_its_row():
+    page = (
+        "| metric | H20 | H200 |\n|-|-|-|\n| BF16 compute | 148 TFLOPS | 1,989 TFLOPS |\n"
+        "| HBM bandwidth | 4.0 TB/s | 7.8 TB/s |\n| TDP | 400 W | 700 W |\n"
+    )
+    checks = audit(read_document(page, ".md", "a.md")).checks
+    accused = {(one.line, one.field) for one in checks if one.verdict == "contradicts"}
+    assert accused == {(3, "peak_tflops_per_second"), (4, "memory_bandwidth_tb_per_second")}
+    rows = "| GPUs | 8 | 8 |\n| tok/s | 800 | 800 |\n| tok/s/GPU | 100 | 90 |\n"
+    runs = f"| Metric | A | B |\n|-|-|-|\n{rows}"
+    checks = audit(read_document(runs, ".md", "a.md")).checks
+    assert [one.line for one in checks if one.verdict == "contradicts"] == [5]
+
+
+def test_devices_of_other_makers_are_counted():
+    page = "| Device | Total tok/s | tok/s/GPU |\n|-|-|-|\n| 8x {} | 9,400 | 1,175 |\n"
+    for name in ("Ascend 910B", "Gaudi 3", "TPU v5", "H100"):
+        assert read_document(page.format(name), ".md", "a.md").rows[0].values["gpus"].value == 8

@@ -209,3 +209,55 @@ def test_a_rate_that_needs_more_memory_than_there_is_says_so(capsys):
     assert main(["predict", "--model", "llama3.1-70b", "--platform", "h100", "--gpus", "8"]) == 0
     said = capsys.readouterr().out
     assert "does not fit, so it cannot run. 'scalebook recommend' ranks the layouts" in said
+
+
+UNEVEN = (
+    "check", "--model", "llama3.1-70b", "--platform", "h100", "--gpus", "128",
+    "--tensor-parallel-size", "4", "--pipeline-parallel-size", "16",
+)  # fmt: skip
+
+
+def test_a_layout_that_only_an_assumed_last_stage_makes_legal_is_illegal_as_stated(ask, capsys):
+    """80 layers on 16 stages are 5 each; two chunks of a stage have 3 and 2 of them."""
+    chunks = ("--virtual-pipeline-parallel-size", "2")
+    code, result = ask(*UNEVEN, *chunks)
+    assert (code, result["legal"]) == (1, False)
+    assert result["legal_with"] == {"last_pipeline_stage_layers": 5}
+    assert [one["rule"] for one in result["problems"]] == ["layers"]
+    assert (
+        "Use last_pipeline_stage_layers=5, which allows uneven chunks of 3 and 2 (5 on"
+        in (result["problems"][0]["message"])
+    )
+    assert result["nearest"][0]["changes"] == {"virtual_pipeline_parallel_size": 1}
+    assert result["fits"] is True
+    stated_code, stated = ask(*UNEVEN, *chunks, "--last-pipeline-stage-layers", "5")
+    assert (stated_code, stated["legal"], stated["legal_with"]) == (0, True, {})
+    assert [stated[name] for name in ("memory_gib", "prediction")] == [
+        result[name] for name in ("memory_gib", "prediction")
+    ]
+    assert main([*UNEVEN, *chunks]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "llama3.1-70b on 128 x h100: illegal as stated: 80 layers do not divide by 32; legal with "
+        "--last-pipeline-stage-layers 5 (assumed below)\n"
+    )
+    assert "tokens/s per GPU" in said and "GiB predicted" in said
+
+
+def test_a_layout_that_is_legal_either_way_stays_legal(ask):
+    code, result = ask(*UNEVEN)
+    assert (code, result["legal"], result["legal_with"]) == (0, True, {})
+    code, result = ask(
+        *UNEVEN, "--virtual-pipeline-parallel-size", "2", "--last-pipeline-stage-layers", "0"
+    )
+    assert (code, result["legal"], result["legal_with"]) == (1, False, {})
+    assert result["memory_gib"] is None
+
+
+def test_layers_that_do_not_divide_by_the_stages_are_illegal_as_stated(ask):
+    """61 layers: 7 stages of 8 and one of 5."""
+    sizes = ("--pipeline-parallel-size", "8", "--expert-parallel-size", "32", "--recompute", "full")
+    words = ("check", "--model", "deepseek-v3", "--platform", "gb200", "--gpus", "256", *sizes)
+    code, result = ask(*words)
+    assert (code, result["legal_with"]) == (1, {"last_pipeline_stage_layers": 5})
+    assert ask(*words, "--last-pipeline-stage-layers", "5")[0] == 0

@@ -31,6 +31,7 @@ class Row:
     given: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     doubtful: frozenset[str] = frozenset()
+    lines: Mapping[str, int] = field(default_factory=dict[str, int])  # of fields on other lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def check_of(row: Row, field: str, rule: str, verdict: Verdict, **more: Any) -> 
     return Check(
         table=row.table,
         label=row.label,
-        line=row.line,
+        line=row.lines.get(field, row.line),
         field=field,
         stated=stated.removeprefix("="),
         rule=rule,

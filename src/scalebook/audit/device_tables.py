@@ -41,6 +41,7 @@ class Sheet:
     far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
     sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
     cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
+    lines: dict[int, int] = field(default_factory=dict[int, int])  # by column, where it was a row
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
@@ -210,7 +211,8 @@ def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
     if lines:
         columns = zip(sheet.head, *(row for _, row in lines), strict=True)
         head, *rows = (list(one) for at, one in enumerate(columns) if at not in without)
-        yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows])
+        places = {at: line for at, (line, _) in enumerate(lines, 1)}
+        yield replace(sheet, head=head, rows=[(lines[0][0], row) for row in rows], lines=places)
 
 
 def by_case(sheet: Sheet) -> Iterator[Sheet]:
@@ -233,7 +235,7 @@ def by_case(sheet: Sheet) -> Iterator[Sheet]:
         named = "model" if catalog_words("model", case) or vocabulary.bare_size(case) else ""
         named = "gpu" if catalog_words("accelerator", case) else named
         head = [*(heads.get(at, sheet.head[at]) for at in kept), named]
-        yield replace(sheet, name=f"{sheet.name}: {case}", head=head, rows=rows, cases={})
+        yield replace(sheet, name=f"{sheet.name}: {case}", head=head, rows=rows, cases={}, lines={})
 
 
 def _case_of(head: str) -> tuple[str, str]:
@@ -430,7 +432,8 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         told = dict(zip(parts, row[2:], strict=True))
         name = catalog_words("accelerator", plain(row[1]))["accelerator"]
         row[1] = variant_of(name, *map(told.get, ("device memory gb", "tdp watts")))
-    yield Sheet(sheet.name, ["", "gpu", *parts], rows)
+    lines = {new: sheet.lines[at] for new, at in enumerate(parts.values(), 2) if at in sheet.lines}
+    yield Sheet(sheet.name, ["", "gpu", *parts], rows, lines=lines)
     for at in peaks:
         yield _peaks_of(sheet, known, at, _PRECISIONS.findall(heads[at].lower())[0])
 
@@ -468,7 +471,8 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
         pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:
             found.append((line, [row[0], row[0], precision, *pair]))
-    return Sheet(sheet.name, ["", "gpu", "precision", "peak tflops", "sparse peak tflops"], found)
+    head = ["", "gpu", "precision", "peak tflops", "sparse peak tflops"]
+    return Sheet(sheet.name, head, found, lines=dict.fromkeys((3, 4), sheet.lines.get(at, 0)))
 
 
 _DEVICE = re.compile(

@@ -31,7 +31,7 @@ from scalebook.audit.device_tables import (
     peaks_in,
     separated,
 )
-from scalebook.audit.fields import RATES, heading_of, named_by, plain
+from scalebook.audit.fields import RATES, bare_name, heading_of, named_by, plain
 from scalebook.audit.printed import (
     BY_UNIT,
     Heading,
@@ -42,7 +42,7 @@ from scalebook.audit.printed import (
     sizes_in,
 )
 from scalebook.audit.row_checks import check_row
-from scalebook.audit.table_checks import base_of
+from scalebook.audit.table_checks import TOTAL, base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.settings import SETTINGS
@@ -162,7 +162,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
         outer[-1] += f"{line}\n"
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             said = sizes_in(re.sub(r"(?i)\S+ ?GPUs? ?(/|per).*", "", name))
-            counts = {key: one.text for key, one in said if key == "gpus"}
+            counts = {key: one.text for key, one in said if key in ("gpus", "global_batch_size")}
             over = _cells(lines[number - 2]) if number > 1 and "|" in lines[number - 2] else []
             two = device_tables.headed(Sheet(name, over, [(number, _cells(line))]))
             sheet = Sheet(name, _cells(line)) if two.rows or not over else two
@@ -171,7 +171,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             titles = (plain(one.partition("\n")[0]) for one in outer)
-            sheet.far |= only.keys() & _COUNTS
+            sheet.far |= only.keys() & _COUNTS | counts.keys() & {"global_batch_size"}
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
             sheet.given = only | sheet.given | ({"note": hint} if hint else {})
@@ -368,18 +368,17 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[Heading]:
     """
     found: dict[str, list[Heading]] = {}
     later: list[tuple[int, str, str]] = []
-    for index, head in enumerate(sheet.head):
-        name, unit = heading_of(head)
-        own = vocabulary.field(name.replace(" ", "_"))
-        field_name = own.name if own else named_by(name, unit)
-        if field_name is None:  # MicroBatchSize
-            name, unit = heading_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
-            field_name = named_by(name, unit)
+    named = [vocabulary.named(head) for head in sheet.head]
+    plainer = [field or named_by(bare_name(name), unit) for name, unit, field in named]
+    for index, (name, unit, own) in enumerate(named):
+        once = own is None and plainer.count(plainer[index]) == 1  # Clean MFU, and no other one
+        field_name = plainer[index] if once else own
         if field_name is None:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        kind = None if own and not unit and kind not in BY_UNIT else kind  # the name says it
+        exact = vocabulary.field(name.replace(" ", "_")) is not None
+        kind = None if exact and not unit and kind not in BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue
@@ -400,8 +399,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[Heading]:
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
         settled = _settled(name, known)
-        if settled is not None:
-            kind = vocabulary.headings()["kinds"].get(settled)
+        kind = vocabulary.headings()["kinds"].get(settled or "")
+        if settled is not None and not vocabulary.is_other(kind, unit):
             single.append(Heading(index, settled, unit, kind))
         elif name and index:  # the first column is what the rows are called
             reasons = vocabulary.headings()["reasons"].items()
@@ -461,7 +460,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
             rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
-    total = rows[-1].label if re.match(r"(?i)(grand )?total\b|sum$", rows[-1].label) else None
+    total = rows[-1].label if TOTAL.match(rows[-1].label) else None
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
@@ -505,7 +504,7 @@ def _totalled(sheet: Sheet) -> Sheet:
 def _row(
     sheet: Sheet, columns: Sequence[Heading], cells: Sequence[str], line: int, unread: list[str]
 ) -> Row | None:
-    values, words = dict[str, Printed](), dict[str, str]()
+    values, words, lines = dict[str, Printed](), dict[str, str](), dict[str, int]()
     shown = [plain(cell) for cell in cells]
     for column in columns:
         cell = shown[column.index] if column.index < len(shown) else ""
@@ -515,6 +514,7 @@ def _row(
             words |= knowledge.catalog_words(column.field, cell)
         elif (read := read_cell(column, cell)) is not None:
             values[read[0]] = read[1]
+            lines |= {read[0]: sheet.lines[column.index]} if sheet.lines.get(column.index) else {}
         else:
             unread.append(f"{cell!r} under {plain(sheet.head[column.index])!r}, line {line}")
     seen = [one for one in columns if one.index < len(shown)]
@@ -533,7 +533,12 @@ def _row(
     own |= named_once("row", " ".join(shown)) | {
         key: part[key] for key in _OF_DOCUMENT & part.keys()
     }
-    given = _given(replace(sheet, given=sheet.given | own), columns, values, words)
+    around = sheet.given | own
+    spread = values.get("expert_parallel_size")
+    if spread and spread.value > 1 and knowledge.MIXTURE.search(" ".join([sheet.name, *shown])):
+        dense = around.get("model") and catalog.model(around["model"]).moe is None
+        around |= {"model": ""} if dense else {}  # which was made into a mixture
+    given = _given(replace(sheet, given=around), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
     doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
     named = ("model", "nodes", "gpus", "sharding")
@@ -543,8 +548,9 @@ def _row(
     if re.match(vocabulary.headings()["loose"]["rows"], label.lower()):
         doubtful |= values.keys()
     row = Row(
-        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful)
-    )
+        sheet.name, label or f"line {line}", line, values, words, given, bare, frozenset(doubtful),
+        lines,
+    )  # fmt: skip
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None

@@ -131,7 +131,7 @@ def is_other(kind: str | None, unit: str) -> bool:
     return bool(known) and (any(factor(one, unit) for one in known) or bool(odd))
 
 
-_MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
+_MARKS = re.compile(r"[*_`†‡↑↓]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 LONGEST = 120  # characters of a label or a heading that is shown
 
@@ -261,6 +261,22 @@ def named_by(name: str, unit: str) -> str | None:
         if any(re.fullmatch(pattern, text) for pattern in patterns)
     )
     return next(named, None)
+
+
+def named(head: str) -> tuple[str, str, str | None]:
+    """Return name, unit and field of a heading, also of one in one word: ``MicroBatchSize``."""
+    for text in (head, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head)):
+        name, unit = heading_of(text)
+        own = field(name.replace(" ", "_")) if text == head else None
+        if found := own.name if own else named_by(name, unit):
+            return name, unit, found
+    return name, unit, None
+
+
+def bare_name(name: str) -> str:
+    """Return the name of a heading without the words on how it was found: ``clean``, ``mean``."""
+    words = headings()["rated"]["found"]
+    return re.sub(rf"^(({words})[ -])+|([ ,]+({words}))+$", "", name)
 
 
 _DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)

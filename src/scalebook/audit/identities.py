@@ -317,7 +317,7 @@ def derive(facts: Facts, identities: tuple[Identity, ...], counts: frozenset[str
         for identity, target in ready:
             found = solve(identity, target, facts)
             if target in counts:
-                found = tuple(fact for fact in found if _maybe_whole(fact.interval))
+                found = tuple(fact for fact in found if _maybe_whole(fact.interval, fact.cut))
             if found:
                 facts[target] = found
                 used.add(identity)
@@ -330,7 +330,7 @@ def _exact(identity: Identity, target: str, facts: Facts) -> bool:
     return all(facts[name][0].interval.exact for name in identity.names if name != target)
 
 
-def _maybe_whole(interval: Interval) -> bool:
-    """Return whether a count may lie in the interval."""
-    middle = interval.middle
-    return not interval.exact or abs(middle - round(middle)) <= 1e-9 * abs(middle)
+def _maybe_whole(*intervals: Interval) -> bool:
+    """Return whether a count may lie between the ends of the intervals."""
+    low, high = min(one.low for one in intervals), max(one.high for one in intervals)
+    return not math.isfinite(low) or math.ceil(low * (1 - 1e-9)) <= high * (1 + 1e-9)

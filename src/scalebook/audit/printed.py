@@ -163,10 +163,10 @@ def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Pri
     return found
 
 
-_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP)\s*[=-]?\s*(\d{1,5})(?![\d.])")
-_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | dict.fromkeys(
-    ("DP", "FSDP"), "data_parallel_size"
-)
+_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP|GBS)\s*[=-]?\s*(\d{1,5})(?![\d.])")
+_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {
+    **dict.fromkeys(("DP", "FSDP"), "data_parallel_size"), "GBS": "global_batch_size"
+}  # fmt: skip
 
 
 def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:

@@ -35,11 +35,12 @@ def check_row(known: Known) -> list[Check]:
         if identity.whole:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
-            judged = {one.field for one in checks} if identity.last else ()
+            judged = {one.field for one in checks} if identity.last else set[str]()
+            held = {one.field for one in checks if one.verdict == "holds"} & judged
             checks += [
                 one
                 for one in _against_identity(known, identity)
-                if one.verdict != "contradicts" or one.field not in judged
+                if one.field not in (held if one.verdict == "holds" else judged)
             ]
     broken: set[str] = set()  # one broken limit is enough to say of a field
     for limit in limits():

@@ -207,6 +207,7 @@ def _says_one(row: Row, compared: str) -> bool:
 
 
 SUM = "sum of the rows above"
+TOTAL = re.compile(r"(grand |sub-?)?total\b|sum$", re.IGNORECASE)  # begins the label of one
 SIZELESS = ("gpus", "mfu")
 
 
@@ -234,7 +235,10 @@ def check_table(table: Table) -> list[Check]:
 def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
-    known = [know(row, _comparable(row, base, facts)) for row in table.rows]
+    known = [
+        know(row, (*_base_facts(_own_base(row)), *_comparable(row, base, facts)))
+        for row in table.rows
+    ]
     every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
@@ -252,10 +256,24 @@ def _checks(table: Table) -> list[Check]:
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
     confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
+    held = {one.rule for row, one in holding if row.label != table.base}
     for item, found in pairs:
-        sure = [_unless_doubted(item.row, one, confirmed) for one in found]
+        sure = [_unless_doubted(item.row, one, confirmed) for one in _accusing(found, held)]
         checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
+
+
+def _accusing(checks: Sequence[Check], held: set[str]) -> Iterator[Check]:
+    """Yield the checks of a row but for those that take a comparison for one of another rate.
+
+    An efficiency of TFLOP/s does not fit the tokens/s, in no row of the table.
+    """
+    last = {one.text for one in identities() if one.last}
+    fits = {f"{one.field} = " for one in checks if one.verdict == "holds" and one.rule in last}
+    for one in checks:
+        other = one.rule.startswith(tuple(fits)) and one.rule not in held
+        if not (other and one.verdict == "contradicts"):
+            yield one
 
 
 def _doubts(row: Row, check: Check) -> list[str]:
@@ -302,12 +320,27 @@ def _base_facts(base: Row | None) -> tuple[Fact, ...]:
     if base is None:
         return ()
     wanted = {name for identity in identities() for name in identity.names}
+    facts = know(base).facts
+    names = re.compile(rf"\b({'|'.join(facts)})\b")
     return tuple(
-        replace(fact, quantity=name, origin="base", inputs=frozenset())
-        for quantity, alternatives in know(base).facts.items()
+        replace(
+            fact,
+            quantity=name,
+            origin="base",
+            inputs=frozenset(),
+            steps=tuple(names.sub(rf"{vocabulary.BASE}\1", step) for step in fact.steps),
+        )
+        for quantity, alternatives in facts.items()
         if (name := vocabulary.BASE + quantity) in wanted
         for fact in alternatives
     )
+
+
+def _own_base(row: Row) -> Row | None:
+    """Return the base that a row states itself, by base_ fields."""
+    size = len(vocabulary.BASE)
+    values = {n[size:]: one for n, one in row.values.items() if n.startswith(vocabulary.BASE)}
+    return replace(row, values=values) if values else None
 
 
 def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -348,7 +381,8 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
     """Compare the total row with the sum of the others, for quantities that add up."""
     row = known[index].row
-    others = [other.row for other in known if other.row is not row]
+    every = (other.row for other in known if other.row is not row)
+    others = [one for one in every if not TOTAL.match(one.label)]
     items = [one for one in others if not re.match(r"[-–•↳└]", one.label)]  # less their parts
     for name in row.values:
         item = vocabulary.field(name)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 REQUIRED = ("model", "platform")
 DEFAULT_SEQUENCE_LENGTH = 4096
 ILLEGAL = "the configuration is illegal"
+LAST_STAGE = "last_pipeline_stage_layers"
 MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
 
 
@@ -83,7 +84,8 @@ def check(options: argparse.Namespace) -> int:
 
     asked = request(options)
     result = answer(asked)
-    found = forecast(asked.config.platform, None)(asked.config) if result["legal"] else ILLEGAL
+    legal = result["legal"] or result["legal_with"]
+    found = forecast(asked.config.platform, None)(asked.config) if legal else ILLEGAL
     result |= _prediction(found)
     if options.json:
         print_json(result)
@@ -121,7 +123,11 @@ def request(options: argparse.Namespace) -> Request:
 
 
 def answer(asked: Request) -> dict[str, Any]:
-    """Return the verdict: legality with the nearest legal configurations, memory and fit."""
+    """Return the verdict: legality with the nearest legal configurations, memory and fit.
+
+    A layout whose layers do not divide is illegal as stated. Where a last stage of its own, which
+    is then assumed, makes it legal (``legal_with``), memory and rate are those of that layout.
+    """
     from scalebook.facts import legality
 
     config, shape = asked.config, asked.shape
@@ -129,11 +135,16 @@ def answer(asked: Request) -> dict[str, Any]:
     problems = legality.check(case)
     legal = legality.is_legal(problems)
     estimate, fit = legality.fitting(case) if legal else (None, None)
+    assumed = {name: size for name, size in asked.defaults.items() if name == LAST_STAGE}
+    stated = case.of(config.model_copy(update=dict.fromkeys(assumed, 0)))
+    uneven = [one for one in legality.check(stated) if one.rule == "layers"] if legal else []
+    asked_for = stated if uneven else case
     return {
-        "legal": legal,
-        "problems": said(problems, "error"),
+        "legal": legal and not uneven,
+        "legal_with": assumed if uneven else {},
+        "problems": said((*problems, *uneven), "error"),
         "warnings": said(problems, "warning"),
-        "nearest": [_neighbour(config, candidate) for candidate in legality.nearest(case)],
+        "nearest": [_neighbour(asked_for.config, one) for one in legality.nearest(asked_for)],
         "memory_gib": estimate.parts_gib() if estimate else None,
         "memory_stage": estimate.worst.stage if estimate else None,
         "host_memory_gib": estimate.host_gib if estimate else None,
@@ -343,11 +354,13 @@ def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
 def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     from scalebook.cli.predict import predicted_line
 
-    config = asked.config
-    print(
-        f"{config.model} on {config.world_size} x {config.platform}: "
-        f"{'legal' if result['legal'] else 'illegal'}"
-    )
+    config, extra = asked.config, result["legal_with"]
+    verdict = "legal" if result["legal"] else "illegal"
+    for name, size in extra.items():
+        parts = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
+        verdict += f" as stated: {asked.shape.num_layers} layers do not divide by {parts}; legal "
+        verdict += f"with --{name.replace('_', '-')} {size} (assumed below)"
+    print(f"{config.model} on {config.world_size} x {config.platform}: {verdict}")
     for kind, problems in (("error", result["problems"]), ("warning", result["warnings"])):
         for problem in problems:
             print(f"  {kind}: {problem['message']}")
@@ -362,10 +375,10 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     print(f"  memory: {result['fits_reason']}")
     if result["host_memory_gib"]:
         print(f"  {host_line(config)}")
-    if config.packed_documents > 1 and result["legal"]:
+    if config.packed_documents > 1 and result["memory_gib"]:
         length = number(config.unpacked().sequence_length)
         print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")
-    if result["legal"]:
+    if result["memory_gib"]:
         print(f"  {predicted_line(result['prediction'] or result['prediction_reason'])}")
     if result["communication_bytes"]:
         sent = {name: size for name, size in result["communication_bytes"].items() if size}

@@ -201,6 +201,9 @@ def _last_stage(layers: int, stages: int, chunks: int) -> str:
     best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
     other = (layers - best) // (stages - 1)
     plain = "" if chunked else " with virtual_pipeline_parallel_size=1"
+    if chunked and other % chunks:  # Megatron-Core takes these as a layout that names each chunk
+        least = other // chunks
+        plain = f", which allows uneven chunks of {least + 1} and {least}"
     return f"Use last_pipeline_stage_layers={best}{plain} ({other} on the other stages). Or: "
 
 
