@@ -56,7 +56,8 @@ def _known_devices(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[str, 
     longest_first = sorted(names, key=lambda name: -len(name))
     pattern = "|".join(map(re.escape, longest_first))
     starts = {name[:4] for name in names} | {"AMD_", "Tesl"}
-    return re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])"), tuple(starts)
+    known = re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE)
+    return known, (*starts, *map(str.lower, starts))
 
 
 def device_in(text: str) -> str | None:
@@ -73,8 +74,9 @@ def device_in(text: str) -> str | None:
     first = min(found, key=lambda one: (one.start(), -one.end()), default=None)
     if first is None:
         return None
-    part = _SLICE.match(text, first.end())
-    return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
+    part, said = _SLICE.match(text, first.end()), first[0].strip()
+    said = next((name for name in names if name.lower() == said.lower()), said)  # Composer: small
+    return f"{said} {part[1]}" if part else said
 
 
 _PROCESS = re.compile(r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* ", re.MULTILINE)
@@ -146,7 +148,7 @@ _BESIDE = re.compile(
 )
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
-_VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
+_VARIABLE = re.compile(rf"(?<![^\s/,;])({'|'.join(_VARIABLES)})=(\d{{1,9}})(?![^\s/,;])")
 _PROCESSES = re.compile(
     r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"
 )

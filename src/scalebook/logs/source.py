@@ -373,7 +373,7 @@ def _with_names(lines: list[str]) -> Iterator[str]:
             (i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1
         )
         if step >= 0 and len(cells) > 2 and not any(one[:1].isdigit() for one in low):
-            heads, at = cells, step
+            heads, at, sizes = cells, step, []
         cells = cells if len(cells) == len(heads) else line.split()
         if heads and len(cells) == len(heads) and cells[at].replace(",", "").isdigit():
             yield " | ".join(f"{name}: {cell}" for name, cell in zip(heads, cells, strict=True))

@@ -143,6 +143,8 @@ class ProgressBars:
                 best = (hits, length)
         if best is None and self.epochs > 0 and self.last_bar == self.total:
             return self.total / self.epochs
+        if best is None and self.redrawn and seen and seen[0].epoch < 1:  # less than one in all
+            return seen[0].bars[0] / seen[0].epoch
         return best[1] if best else None
 
     def _counted(self, steps: list[float]) -> list[float]:
