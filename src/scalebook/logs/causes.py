@@ -66,7 +66,7 @@ CONSEQUENCE = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|communicator was aborted"
     r"|remote process exited|ncclRemoteError|Failed to recv, got 0 bytes|Socket closed"
     r"|caused pair closure|unhandled \w+ error|DistNetworkError|DistStoreError|ChildFailedError"
-    r"|SignalException|RendezvousConnectionError"
+    r"|SignalException|RendezvousConnectionError|Tried to allocate (?:more than|\d{7})"
 )
 
 
@@ -112,6 +112,7 @@ TRACEBACK = "Traceback (most recent call last)"
 ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
 ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
 HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])
+ENDED: dict[Status, str] = _TABLE["ended"]
 _WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0}
 _EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
 _OF_A_RULE = 100

@@ -43,7 +43,9 @@ class Collector:
     def __init__(self, dialect: str, first_number: int = 1) -> None:
         self._dialect = dialect
         self._first_number = first_number
-        self._pending: dict[str, Value] = {}
+        self._pending: dict[str, Value] = {}  # printed since the last step
+        self._hints: dict[str, Value] = {}  # the same, of lines that give way to any other
+        self._device: str | None = None  # the same
         self._rows = 0
         self._clock = math.nan
         self._marked = True  # whether anything was printed since the last step
@@ -64,11 +66,22 @@ class Collector:
         """Record a setting; a weak one gives way to any other, and an impossible size is none."""
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
-        target = self._pending if len(self.job.table) else self.job.settings
-        if target is self.job.settings:
-            self._note_conflict(name, value, weak=weak)
-        if not weak or (name not in target and name not in self.job.settings):
-            target[name] = value
+        if len(self.job.table):  # of this job, or of the next
+            if weak:
+                self._hints.setdefault(name, value)
+            else:
+                self._pending[name] = value
+            return
+        self._note_conflict(name, value, weak=weak)
+        if not weak or name not in self.job.settings:
+            self.job.settings[name] = value
+
+    def device(self, name: str) -> None:
+        """Record the device that a line names: of this job, or of the next."""
+        if len(self.job.table):
+            self._device = self._device or name
+        else:
+            self.job.details.setdefault("device", name)
 
     def _note_conflict(self, name: str, value: Value, *, weak: bool) -> None:
         """Note the values that equally strong lines say: if they differ, none is used."""
@@ -125,8 +138,9 @@ class Collector:
         other_run, marked = back and self._is_other_run(row), self._marked
         self._marked = False
         again = back and number == self.job.last_step and not (marked or self._pending)
-        at_once = (other_run and len(self.job.table) > 1) or abs(clock - self._clock) <= _AT_ONCE
-        if again and at_once:
+        apart = abs(clock - self._clock)  # a start prints something first
+        at_once = apart <= _AT_ONCE or (math.isnan(apart) and not other_run)
+        if again and (at_once or (other_run and len(self.job.table) > 1)):
             self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
             return
         if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):
@@ -167,9 +181,8 @@ class Collector:
 
     def close(self) -> list[Job]:
         """Return the jobs: repeats dropped, settings printed after the last step left out."""
-        for name, value in self._pending.items():
-            self.job.settings.setdefault(name, value)
-        self._pending = {}
+        self._pending = {**self._hints, **self._pending, **self.job.settings}
+        self._settle()
         self._merge_ranks()
         self.jobs = [part for job in self.jobs for part in job.apart()]
         for job in self.jobs:
@@ -257,10 +270,17 @@ class Collector:
         names = ("step", "seconds", "loss", "grad_norm")
         return all(previous.get(name) == row.get(name) for name in names)
 
+    def _settle(self) -> None:
+        """Give the job what was printed since the last step."""
+        settings = self.job.settings
+        settings.update({**self._hints, **settings, **self._pending})
+        if self._device:
+            self.job.details.setdefault("device", self._device)
+        self._pending, self._hints, self._device = {}, {}, None
+
     def _adopt(self, total: int | None, world: int | None) -> None:
         job = self.job
-        job.settings.update(self._pending)
-        self._pending = {}
+        self._settle()
         job.total_steps = total if total and total <= LARGEST else job.total_steps
         job.world = world if world and world <= LARGEST else job.world
         self.goes_on()

@@ -9,7 +9,7 @@ from scalebook.logs import causes
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, clock_of, columns, integer, number, scaled
-from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
+from scalebook.logs.setting_lines import NAMED_PIECES, PIECES
 
 RECORD = re.compile(r"\biteration[:=]?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
@@ -162,10 +162,7 @@ _MEMORY = re.compile(
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
 STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
-_LOUD = (
-    "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
-    "TPU v", *PARTIAL_PIECES, *PACKED_PIECES,
-)  # fmt: skip
+_LOUD = (*PIECES["loud"], *NAMED_PIECES)
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000
 _FEW = 64

@@ -148,6 +148,7 @@ class Job:
     finished: bool = False
     rank: int | None = None  # whose records are kept where several ranks print
     total_steps: int | None = None
+    reached: int | None = None  # the last step, where the line that names it is not a record
     world: int | None = None  # told on the record lines themselves
     skipped_in_all: int | None = None  # where the trainer prints a running total
     finest: dict[str, float] = field(default_factory=dict[str, float])  # half of a last digit

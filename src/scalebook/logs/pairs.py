@@ -104,17 +104,30 @@ def by_the_clock(job: Job) -> None:
 
 
 def tokens_from_totals(job: Job) -> None:
-    """Give rows their tokens per second from the running total of tokens that they carry."""
+    """Give rows their tokens per second from the running total of tokens that they carry.
+
+    A printed rate counts, unless it is the total over the time since the start.
+    """
     table = job.table
-    if table.has("tokens_per_second") or not table.has("consumed_tokens"):
-        return
     tokens, times = differences(job, "consumed_tokens"), table.column("seconds")
+    if table.has("tokens_per_second") and not (_since_start(job) and table.has("seconds")):
+        return
+    if not table.has("consumed_tokens"):
+        return
     if len(tokens) > 2 and table.column("step")[0] > 0:  # counted from the start, not resumed
         since = table.column("consumed_tokens")[0] / table.column("step")[0]
         usual = statistics.median(tokens[1:])
         tokens[0] = since if abs(since / usual - 1) < _SAME_TOKENS else MISSING
     rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
     table.set_column("tokens_per_second", rates)
+
+
+def _since_start(job: Job) -> bool:
+    """Whether the printed tokens per second are the total over the time since a start."""
+    names = ("tokens_per_second", "clock", "consumed_tokens")
+    rows = zip(*map(job.table.column, names), strict=True)
+    off = [abs(rate * since / total - 1) for rate, since, total in rows if total > 0]
+    return len(off) > 1 and max(off) < _SAME_TOKENS  # false for NaN
 
 
 # What a table of rows and the option --map call a column -> ours and its scale.
@@ -220,8 +233,8 @@ def _named() -> re.Pattern[str]:
         r"['\"]?(?:\s*[:=]\s*|\s+)['\"]?"
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
         r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:]|-\d)"
-        r"\s*(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
-        r"(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
+        r"(?:/[\d.]+(?= [GM]iB))?\s*"  # of the memory of the device
+        r"(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
         re.IGNORECASE,
     )
 

@@ -30,7 +30,7 @@ _RANKS_OF_GROUP = re.compile(
 )
 _MICRO_BATCHES = re.compile(r"setting number of micro-?batches to constant (\d+)")
 _ASSIGNED = re.compile(
-    r"[\s#\[│┃║|-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?(?:\s*[:=]\s*|\s{2,})['\"]?([\w.+-]+)['\"]?"
+    r"[\s#\[│┃║|-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?(?:\s*[:=|│]\s*|\s{2,})['\"]?([\w.+-]+)['\"]?"
     r"\s*,?\s*(?:#.*|[│┃║|])?$"
 )
 # Devices that the catalog does not know; their name is kept, and they have no peak.
@@ -45,13 +45,19 @@ _OTHER_DEVICE = re.compile(
 _SLICE = re.compile(rf"\s*(?:\(UUID: [\w-]+\)\s*)?(?<!\w)({catalog.MIG_SLICE})(?![\w.])")
 
 
+def device_pieces() -> tuple[str, ...]:
+    """Return pieces of which each name of a device begins with one."""
+    return _known_devices(tuple(n for one in catalog.accelerators() for n in one.device_names))[1]
+
+
 @lru_cache(maxsize=8)
 def _known_devices(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[str, ...]]:
     """Return a pattern of device names, and pieces of which each name begins with one."""
     longest_first = sorted(names, key=lambda name: -len(name))
     pattern = "|".join(map(re.escape, longest_first))
-    starts = {re.split(r"[ _\d]", name)[0] for name in names}
-    return re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])"), tuple(starts)
+    starts = {name[:4] for name in names} | {"AMD_", "Tesl"}
+    known = re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE)
+    return known, (*starts, *map(str.lower, starts))
 
 
 def device_in(text: str) -> str | None:
@@ -68,8 +74,9 @@ def device_in(text: str) -> str | None:
     first = min(found, key=lambda one: (one.start(), -one.end()), default=None)
     if first is None:
         return None
-    part = _SLICE.match(text, first.end())
-    return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
+    part, said = _SLICE.match(text, first.end()), first[0].strip()
+    said = next((name for name in names if name.lower() == said.lower()), said)  # Composer: small
+    return f"{said} {part[1]}" if part else said
 
 
 _PROCESS = re.compile(r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* ", re.MULTILINE)
@@ -80,15 +87,8 @@ def busy_gpus(text: str) -> int:
     return len(set(_PROCESS.findall(text)))
 
 
-GROUP_PIECES = (
-    "Rank 0 has", "number of micro", "using world size", "tensor parallel size: ",
-    " model parallel with size ",
-)  # fmt: skip
-# Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
-PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
-# Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
-# Megatron-LM and Primus, verl, TRL, LLaMA-Factory, Axolotl, torchtune.
-PACKED_PIECES = ("packed", "packing", "reset_attention_mask", "remove_padding")
+PIECES = alternatives("pieces")  # of lines that say something of a run
+NAMED_PIECES = (*PIECES["partial"], *PIECES["packed"])
 _PACKED = re.compile(
     r"--packing true\b|\b(?:packed_sequence|(?:neat_|sample_)?packing|reset_attention_mask"
     r"|use_remove_padding|packed"
@@ -107,14 +107,6 @@ _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: 
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
-# Sizes, the number format and the model in lines of any trainer or launcher.
-STATED_PIECES = (
-    "batch", "Batch", "BATCH", "_bs", "BS", "seq", "Seq", "SEQ", "ength", "arallel", "orld", "P=",
-    "p_size", "teps", "GPUs", "devices", " --", "'--", "dtype", "DTYPE", "FLOAT", "recision",
-    "bf16", "fp16", "float16", "Float16", "fp8", "uantization", "MEMBER", "odel", "rocesses",
-    "SIZE=", "mpi", "Args(", "Arguments(", "Namespace(", "device mesh with", "nodes", "accum",
-    "tp=", "tp'", "tp:", "_component_", "per train", "LEN",
-)  # fmt: skip
 _WORLD = re.compile(
     r"\bMEMBER: \d+/(\d+)"  # Lightning
     r"|\b(?i:distributed [\w ]{0,40}|total [\w ]{0,60}GPUs\b[\w ]{0,40})[:,=]? (?:with )?(\d+)"
@@ -123,12 +115,8 @@ _WORLD = re.compile(
 _GPUS = re.compile(
     r"(?i)\b(?:training|running|using|runs?) (?:on|with)? ?(\d{1,6}) ?x? (?:GPUs|devices|ranks)\b"
 )
-# What may stand in any line; other names need an option, a call, an assignment or a row.
-_IN_ANY_LINE = (
-    "sample_limit", "total_batch", "batch_size", "parallel_size", "sequence_length", "steps",
-    "world_size",
-)  # fmt: skip
-_WORK = [name for name, ours in SIZES.items() if "_" in name and ours.endswith(_IN_ANY_LINE)]
+# Other names need an option, a call, an assignment or a row.
+_WORK = [name for name, ours in SIZES.items() if "_" in name and ours.endswith(PIECES["any_line"])]
 _FIGURE = r"([1-9]\d{0,2}(?:,\d{3})+|\d{1,9})(?![\w]|[.,]\d| *(?:tokens|tok|of)\b)"
 
 
@@ -160,7 +148,7 @@ _BESIDE = re.compile(
 )
 _VARIABLES = names("variables")
 # A variable of the script that starts the trainer: MBS=4 \
-_VARIABLE = re.compile(rf"(?<!\S)({'|'.join(_VARIABLES)})=(\d{{1,9}})(?!\S)")
+_VARIABLE = re.compile(rf"(?<![^\s/,;])({'|'.join(_VARIABLES)})=(\d{{1,9}})(?![^\s/,;])")
 _PROCESSES = re.compile(
     r"\b(?:mpirun|mpiexec) [^|\n]*?-n?p? (\d{1,6}) (?!.*\b(?:torchrun|deepspeed)\b)"
 )
@@ -175,7 +163,9 @@ _FORMAT = re.compile(
 )
 
 
-_FP8 = re.compile(r"--fp8-format[ =](hybrid|e4m3)|\bquantization['\"]?[:=] ?['\"]?(fp8)\b")
+_FP8 = re.compile(
+    r"--fp8-format[ =](hybrid|e4m3)|\bquantization['\"]?[:=] ?['\"]?(fp8)\b|(?<!\S)TE_(FP8)=1\b"
+)
 _SIZE_OF_MODEL = r"[a-z][\w.-]*(?:[ -]\d[\d.x]*|\d)[bm]\b[\w.-]*"
 _MODEL = re.compile(
     r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
@@ -240,7 +230,7 @@ def _sizes(line: str) -> Iterator[tuple[str, str]]:
     options += _KEYWORD.findall(line) if _ARGUMENTS.search(line) else []
     for name, digits in options:
         plain = re.sub("[- ]", "_", name.lower())
-        if ours := SIZES.get(plain) or _OPTIONS.get(plain):
+        if ours := _OPTIONS.get(plain) or SIZES.get(plain):
             yield ours, digits
     if "=" in line:
         yield from ((_VARIABLES[name], digits) for name, digits in _VARIABLE.findall(line))
@@ -264,14 +254,22 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
     single = "torchrun " in line and "nproc" in line and "nnodes" not in line
     if single or ("deepspeed " in line and "num_gpus" in line and "node" not in line):
         yield "nodes", 1
-    if "fp8" in line and (recipe := _FP8.search(line)):
-        yield "fp8", recipe[1] or recipe[2]
+    if ("fp8" in line or "FP8" in line) and (recipe := _FP8.search(line)):
+        yield "fp8", next(filter(None, recipe.groups())).lower()
     if number_format := _FORMAT.search(line):
         word = next(filter(None, number_format.groups())).lower()
         yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
 
 
-MEMORY_PIECES = ("eak", "Max CUDA", "Memory used")
+_RATE_OF_RUN = re.compile(r"(?i)\s*tokens/(?:GPU/s|s/GPU): ([\d.]+)\s*$")
+
+
+def rate_of_run(line: str) -> float | None:
+    """Return the tokens per second of a GPU that a line holds and nothing else."""
+    found = _RATE_OF_RUN.match(line)
+    return number(found[1]) if found else None
+
+
 _PEAK = re.compile(
     r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?"
     r"(MiB|GiB)\b"
@@ -318,7 +316,7 @@ def partial_training(line: str) -> str | None:
 
 def packs(text: str) -> bool:
     """Return whether a text says that several documents share a sample."""
-    return any(piece in text for piece in PACKED_PIECES) and _PACKED.search(text) is not None
+    return any(piece in text for piece in PIECES["packed"]) and _PACKED.search(text) is not None
 
 
 def _value(name: str, text: str) -> tuple[str, Value] | None:
@@ -378,7 +376,7 @@ def scan(line: str) -> Iterator[tuple[str, Value]]:
         yield f"{group[1]}_parallel_size", group[2].count(",") + 1
     if "icro" in line and (count := _MICRO_BATCHES.search(line)):
         yield "num_microbatches", integer(count[1])
-    if " size" in line and any(piece in line for piece in GROUP_PIECES):
+    if " size" in line and any(piece in line for piece in PIECES["groups"]):
         for encoder, kind, digits in _GROUP_SIZES.findall(line):
             if not encoder and integer(digits) >= 1:
                 name = re.sub("[- ](?:model[- ])?", "_", kind)

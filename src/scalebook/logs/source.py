@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.numbers import clock_of, integer
+from scalebook.logs.setting_lines import SIZES
 from scalebook.untrusted import opened
 
 _ANSI = re.compile(
@@ -357,15 +358,22 @@ def _cells(line: str) -> list[str]:
 def _with_names(lines: list[str]) -> Iterator[str]:
     """Yield the lines; rows of a table as pairs of the column's name and the cell."""
     heads: list[str] = []
+    sizes: list[str] = []  # of a table of settings, for the table behind it
     at = 0
     for line in lines:
         cells = _cells(line)
         low = [cell.lower() for cell in cells]
+        if sum(re.sub("[ -]", "_", one) in SIZES for one in low) > 1:
+            sizes = [re.sub("[ -]", "_", one) for one in low]
+        elif len(cells) == len(sizes) and any(one.isdigit() for one in cells):
+            told = zip(sizes, cells, strict=True)
+            yield "\n".join(f"{name}: {cell}" for name, cell in told if name in SIZES)
+            continue
         step = next(
             (i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1
         )
         if step >= 0 and len(cells) > 2 and not any(one[:1].isdigit() for one in low):
-            heads, at = cells, step
+            heads, at, sizes = cells, step, []
         cells = cells if len(cells) == len(heads) else line.split()
         if heads and len(cells) == len(heads) and cells[at].replace(",", "").isdigit():
             yield " | ".join(f"{name}: {cell}" for name, cell in zip(heads, cells, strict=True))

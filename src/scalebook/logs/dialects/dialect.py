@@ -6,6 +6,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import Any, ClassVar, cast
 
 from scalebook.logs import causes, setting_lines
@@ -34,6 +35,8 @@ class Dialect(ABC):
 
     def __init__(self) -> None:
         self.out = Collector(self.name, self.first_number)
+        self._of_job = self.out.job
+        self._alike = Counter[str]()  # lines of this job by what they are without digits
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -45,6 +48,9 @@ class Dialect(ABC):
         """Return the jobs of a file."""
 
 
+# Lines that differ in digits only; of one job, more than this say nothing new of its settings.
+_OFTEN, _LONGEST_KIND, _MOST_KINDS = 100, 200, 10_000
+_NO_DIGITS = dict.fromkeys(map(ord, "0123456789.,"))
 _LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")
 
 
@@ -104,18 +110,14 @@ class LineDialect(Dialect):
     def text(self, text: str) -> None:
         """Take a piece of text that ends at a line end."""
         endings = self.traceback or causes.mentions_ending(text)
-        dumps = any(piece in text for piece in (".. ", *setting_lines.GROUP_PIECES))
+        dumps = any(piece in text for piece in (".. ", *setting_lines.PIECES["groups"]))
         holds = causes.holds_up(text)
         fenced = "```" in text
-        stated = any(piece in text for piece in setting_lines.STATED_PIECES)
-        if "device" not in self.out.job.details and (found := setting_lines.device_in(text)):
-            self.out.job.details["device"] = found
+        stated = any(piece in text for piece in setting_lines.PIECES["stated"])
         if "Processes:" in text and (gpus := setting_lines.busy_gpus(text)):
             self.out.tell("gpus_said", gpus, weak=True)
-        if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
-            self.trained(text)
-        if setting_lines.packs(text):
-            self.out.tell("packed_sequences", True)
+        pieces = (*setting_lines.device_pieces(), *setting_lines.NAMED_PIECES)
+        named = [piece for piece in pieces if piece in text]
         lines = text.split("\n")
         last = len(lines) - 1
         for index, line in enumerate(lines):
@@ -126,6 +128,8 @@ class LineDialect(Dialect):
                 continue
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             taken = self.line(_whole(line, self._last_taken) if self.cut else line)
+            if named and any(piece in line for piece in named) and not self._often(line):
+                self._named(line, lines[index + 1] if index < last else "")
             if taken:
                 self._last_taken = line
             else:
@@ -136,17 +140,28 @@ class LineDialect(Dialect):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
                 if (
-                    stated or any(one in line for one in setting_lines.MEMORY_PIECES)
+                    stated or any(one in line for one in setting_lines.PIECES["memory"])
                 ) and not self._evaluates:
                     self._stated(line)
 
+    def _often(self, line: str) -> bool:
+        """Whether so many lines of the job were like this one that it says nothing new of it."""
+        if self._of_job is not self.out.job or len(self._alike) > _MOST_KINDS:
+            self._of_job, self._alike = self.out.job, Counter[str]()
+        kind = line[:_LONGEST_KIND].translate(_NO_DIGITS)
+        self._alike[kind] += 1
+        return self._alike[kind] > _OFTEN
+
     def _stated(self, line: str) -> None:
         """Take sizes and the peak of memory in words that trainers share."""
-        if any(piece in line for piece in setting_lines.STATED_PIECES):
+        some = any(piece in line for piece in setting_lines.PIECES["stated"])
+        if some and not self._often(line):
             for name, value in setting_lines.stated(line):
                 self.out.tell(name, value, weak=True)
             for name, value in setting_lines.banner(line):
                 self.out.tell(name, value)
+            if rate := setting_lines.rate_of_run(line):
+                self.out.job.rates["tokens_per_second_per_gpu"] = rate
         if peak := setting_lines.peak_gib(line):
             known = self.out.job.details.get("peak_allocated_gib")
             self.out.job.details["peak_allocated_gib"] = max(
@@ -163,7 +178,7 @@ class LineDialect(Dialect):
         if "mbs" in line or "gbs" in line:
             for name, size in setting_lines.batch_in_name(line):
                 self.out.tell(name, size, weak=True)
-        if ":" in line or "=" in line or "  " in line:
+        if ":" in line or "=" in line or "  " in line or "|" in line:
             text = split_rank(line)[1]
             deep = len(text) - len(text.lstrip())
             self._evaluates = deep > self._evaluation
@@ -195,16 +210,14 @@ class LineDialect(Dialect):
             if raised:
                 self.out.end(raised)
 
-    def trained(self, text: str) -> None:
-        """Note that only a part of the weights is trained, where a line of the text says so."""
-        lines = (
-            line
-            for line in text.split("\n")
-            if len(line) <= LONGEST_LINE and any(p in line for p in setting_lines.PARTIAL_PIECES)
-        )
-        found = next(filter(None, map(setting_lines.partial_training, lines)), None)
-        if found:
-            self.out.tell("trained", found)
+    def _named(self, line: str, after: str) -> None:
+        """Note what a line says of the device, of a part that is trained, and of packing."""
+        if found := setting_lines.device_in(f"{line}\n{after}"):
+            self.out.device(found)
+        if part := setting_lines.partial_training(line):
+            self.out.tell("trained", part)
+        if setting_lines.packs(line):
+            self.out.tell("packed_sequences", True)
 
 
 LARGEST_DOCUMENT = 64 << 20  # characters; a results file takes far less

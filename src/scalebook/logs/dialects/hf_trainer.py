@@ -73,6 +73,7 @@ class ProgressBars:
     elapsed: dict[float, float] = field(default_factory=dict[float, float])  # seconds by step
     redrawn: bool = False  # whether a record's bar is drawn behind it
     epochs: float = MISSING  # trained in all, as the last line says
+    reached: int | None = None  # the step of a last line that is not a record
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -142,6 +143,8 @@ class ProgressBars:
                 best = (hits, length)
         if best is None and self.epochs > 0 and self.last_bar == self.total:
             return self.total / self.epochs
+        if best is None and self.redrawn and seen and seen[0].epoch < 1:  # less than one in all
+            return seen[0].bars[0] / seen[0].epoch
         return best[1] if best else None
 
     def _counted(self, steps: list[float]) -> list[float]:
@@ -175,6 +178,7 @@ class ProgressBars:
             steps = self._counted(steps)
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
+        out.job.reached = self.reached
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
             if not job.table.has("clock"):
@@ -278,7 +282,8 @@ class HFTrainer(LineDialect):
             return True
         last = entries.get("current_steps", "") == entries.get("total_steps")
         if not all(entries.keys() & some for some in _RECORD):
-            self._ended = self._ended or last  # the last record of LLaMA-Factory has no loss
+            if last and "eval_loss" not in entries:  # LLaMA-Factory's last line has no loss
+                self._ended, self._progress.reached = True, whole(entries["total_steps"])
             return False
         before, self._last = self._last, (self._rank, entries)
         if None not in (before[0], self._rank) and before[0] != self._rank and before[1] == entries:
@@ -324,21 +329,6 @@ class HFTrainer(LineDialect):
             self._ended = True
 
     _ended = False
-    _BATCH = ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-
-    def _world(self) -> None:
-        """Derive the number of processes: plain data parallelism is all that the trainer counts."""
-        settings = self.out.job.settings
-        sizes = [settings.get(name) for name in self._BATCH]
-        if any(len(self.out.job.conflicts.get(name, ())) > 1 for name in self._BATCH):
-            return
-        total, each, accumulated = (size if isinstance(size, int) else 0 for size in sizes)
-        if each * accumulated and total % (each * accumulated) == 0 and total:
-            for name in ("world_size", "data_parallel_size"):
-                settings.setdefault(name, total // (each * accumulated))
-                self.out.job.derived.setdefault(
-                    name, "total batch over per-device batch x accumulation"
-                )
 
     def finish(self) -> None:
         """Number the records and hand them out."""
@@ -350,6 +340,5 @@ class HFTrainer(LineDialect):
             self._progress.hand_out(self.out)
         else:
             self._progress.hand_out_alone(self.out)
-        self._world()
         if self._ended:
             self.out.end(done)

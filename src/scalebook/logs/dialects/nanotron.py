@@ -15,8 +15,8 @@ _PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.,eE]+[KMGBT]?|nan|inf)")
 _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)MiB")
 _ARGUMENT = re.compile(
     r"\b(?P<name>dp|pp|tp|(?:expert|context)_parallel_size|sequence_length|micro_batch_size"
-    r"|train_steps)"
-    r"=(?P<value>\d+)\b|\b(?P<named>mbs|cp|sequence_length|global_batch_size): (?P<of>\d+) \|"
+    r"|train_steps|batch_accumulation_per_replica)=(?P<value>\d+)\b"
+    r"|\b(?P<named>mbs|grad_accum|cp|sequence_length|global_batch_size): (?P<of>\d+) \|"
 )
 _OURS = names("nanotron-arguments")
 _COLUMNS = columns("nanotron")

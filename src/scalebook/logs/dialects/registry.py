@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 from scalebook.errors import IngestError, unknown
-from scalebook.logs.dialects.dialect import RUNS_TABLE, Dialect, Plain
+from scalebook.logs.dialects.dialect import Dialect, Plain
 from scalebook.logs.job import COLUMNS, Job
+from scalebook.logs.numbers import names
 from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (  # with their classes
@@ -112,21 +113,11 @@ _REMEDY = (
     "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
     "with --map, such as --map step_seconds=COLUMN."
 )
-_TELEMETRY = "which is telemetry, not a training log"
-# Files without the steps of a run, by pieces of their text.
-_WITHOUT_STEPS = (
-    ("DCGM_FI_", f"samples of DCGM's exporter, {_TELEMETRY}"),
-    ("dcgm", f"output of DCGM, {_TELEMETRY}"),
-    ("NVIDIA-SMI", f"the table of nvidia-smi, {_TELEMETRY}"),
-    ("ROCm System Management", f"the table of rocm-smi, {_TELEMETRY}"),
-    ("NVSMI LOG", f"nvidia-smi -q, {_TELEMETRY}"),
-    (RUNS_TABLE, "W&B's table of runs; export the history of each run instead"),
-)
 
 
 def _nearest(text: str) -> str:
     """Return a sentence on the dialect that shares most markers with a text; empty without one."""
-    for piece, what in _WITHOUT_STEPS:
+    for piece, what in names("without-steps").items():
         if piece in text:
             return f"It looks like {what}. "
     shared = {
@@ -204,10 +195,11 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     return found
 
 
-def _figures(content: FileContent) -> tuple[bool, int]:
-    """Return whether a file is a log, and how many figures its records have."""
-    tables = [job.table for job in content.jobs]
-    return not content.empty, sum(len(one.values(name)) for one in tables for name in COLUMNS)
+def _figures(content: FileContent) -> tuple[bool, int, int]:
+    """Return whether a file is a log, and how many figures and settings were read."""
+    figures = sum(len(job.table.values(name)) for job in content.jobs for name in COLUMNS)
+    said = sum(len({*job.settings, *job.conflicts}) for job in content.jobs)
+    return not content.empty, figures, said
 
 
 _LARGEST_PASTE = 1 << 20

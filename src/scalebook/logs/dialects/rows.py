@@ -212,7 +212,7 @@ def tell(out: Collector, parameters: Mapping[str, object], *, weak: bool = False
             for one in setting_lines.stated(line):
                 out.tell(*one, weak=True)
         if short in _DEVICES and (device := setting_lines.device_in(text)):
-            out.job.details.setdefault("device", device)
+            out.device(device)
 
 
 def _size(name: str, text: str) -> tuple[str, setting_lines.Value] | None:

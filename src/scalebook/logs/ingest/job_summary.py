@@ -297,7 +297,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         "reason": reason,
         "n_records": len(job.table),
         "first_step": job.first_step,
-        "last_step": job.last_step,
+        "last_step": job.reached or job.last_step,
         "log_interval": log_interval(job, known),
         **medians(job, known),
         **{name: numbers and getattr(numbers, of) for name, of in _MEASURED.items()},

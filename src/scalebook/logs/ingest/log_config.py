@@ -159,8 +159,13 @@ def _worlds(job: Job, known: LogConfig) -> Ways:
     origin = "samples per second x sequence length over per-GPU tokens per second"
     yield origin, by([samples], [each], length)
     yield f"batch x sequence length {words}", by(["global_batch_size"], seconds, length)
+    tokens = (known.size("global_batch_size") or 0) * (length or 0)
+    passed = job.rates.get(_EACH, 0) * (job.table.median("seconds") or 0)
+    few = tokens / passed if passed > 0 else 0.0
+    origin = "tokens of a step over the per-GPU tokens per second of the whole run x step time"
+    yield origin, only_integer(few, _NOISE) if few < 1 / (2 * _NOISE) else None
     sizes = [size for name in (*SPLIT, "data_parallel_size") if (size := known.size(name))]
-    both = known.size("data_parallel_size") and len(sizes) > 1
+    both = known.size("data_parallel_size") and (len(sizes) > 1 or job.dialect in _FINE_TUNERS)
     yield "product of the parallel sizes", math.prod(sizes) if both else None
     nodes, local = known.size("nodes"), known.size("gpus_per_node")
     yield "nodes x GPUs per node", nodes * local if nodes and local else None
@@ -235,19 +240,31 @@ def observe(job: Job) -> LogConfig:
     return known
 
 
+def _replicas(known: LogConfig) -> Ways:
+    """Yield the data-parallel size of which a batch is micro batch x accumulation."""
+    sizes = map(known.size, ("micro_batch_size", "gradient_accumulation_steps"))
+    each, size = math.prod(one or 0 for one in sizes), known.size("global_batch_size") or 0
+    found = size // each if each and size % each == 0 else 0
+    fits = found and (known.size("world_size") or found) % found == 0
+    yield "batch over micro batch x accumulation", found if fits else None
+
+
 def complete(job: Job, known: LogConfig) -> None:
     """Derive what follows from what is known; what is known already stays as it is."""
     batch, length, world = "global_batch_size", "sequence_length", "world_size"
     _derive(known, world, _worlds(job, known))
     _derive(known, batch, _batches(job, known))
     _derive(known, length, _lengths(job, known))
-    _derive(known, world, _worlds(job, known))  # by the length of a sample
+    if not known.size(world):
+        _derive(known, "data_parallel_size", _replicas(known))
+    _derive(known, world, _worlds(job, known))  # by the length of a sample, or by the replicas
     _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
     _derive(known, length, _of_whole_run(job, "tokens_per_second", "samples_per_second"))
     gpus, split = known.size(world), _split(known)
     if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))
+    _derive(known, "data_parallel_size", _replicas(known))
     pieces, size = known.size("num_microbatches"), known.size(batch)
     if pieces and size and size % pieces == 0:
         each, origin = size // pieces, "batch over micro batches"  # of one of each replica

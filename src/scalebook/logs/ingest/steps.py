@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scalebook.logs.causes import AFTER_TRAINING, Ending
+from scalebook.logs.causes import AFTER_TRAINING, ENDED, Ending
 from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.job import ColumnTable, Job
+from scalebook.logs.numbers import alternatives
 from scalebook.record import LARGEST, PHASES, Phase, Status, StepRecord
 
+_MEANS = alternatives("telemetry")["means"]
 _SLOW_START = 1.2  # times the median: still warming up
 _MOST_WARMUP = 10
 # A record that takes so many times the median is held up by something else than training, as
@@ -132,13 +134,6 @@ def _plain(value: object) -> float | None:
     return value if isinstance(value, float) and abs(value) <= LARGEST else None
 
 
-_MEANS = (
-    "power_watts", "temperature_celsius", "gpu_busy_fraction", "memory_busy_fraction",
-    "memory_used_gib", "memory_used_fraction", "clock_mhz", "memory_clock_mhz",
-    "sm_active_fraction", "tensor_active_fraction",
-)  # fmt: skip
-
-
 def summary(samples: ColumnTable) -> dict[str, Any]:
     """Return how many samples of which devices there are, and the mean of each quantity."""
     gpus = sorted({int(value) for value in samples.values("gpu")})
@@ -159,14 +154,6 @@ def lines(samples: ColumnTable) -> Iterator[dict[str, float | int | None]]:
         if "gpu" in row:
             row["gpu"] = int(row["gpu"] or 0)
         yield row
-
-
-_SENTENCES = {
-    "out_of_memory": "The log says that memory ran out",
-    "timeout": "The log says that a collective operation timed out",
-    "interrupted": "The log shows an interruption",
-    "failed": "The log shows an error",
-}
 
 
 def diverged(job: Job) -> str | None:
@@ -241,7 +228,7 @@ def cause_of(job: Job, status: Status) -> str | None:
 
 def _told(ending: Ending) -> str:
     if ending.sentence is None:
-        return f"{_SENTENCES[ending.status]}: {ending.line}"
+        return f"{ENDED[ending.status]}: {ending.line}"
     if ending.cause == "python_error":
         return ending.sentence
     return f"{ending.sentence.rstrip('.')}. The log says: {ending.line}"
