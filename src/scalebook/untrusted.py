@@ -82,17 +82,18 @@ def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) 
 
 def read_bytes(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> bytes:
     """Return the content of a file, which is opened, or refused, as ``opened`` does."""
-    content, descriptor = b"", _checked(path, _READ, most, follow=follow)
+    pieces, size, descriptor = list[bytes](), 0, _checked(path, _READ, most, follow=follow)
     try:
         # Room that is not used takes time; a pipe has no size.
         each = min(MIB, (os.fstat(descriptor).st_size or MIB) + 1)
         while piece := os.read(descriptor, each):
-            content = content + piece if content else piece
-            if len(content) > most:  # it grows, or comes through a pipe
+            pieces.append(piece)
+            size += len(piece)
+            if size > most:  # it grows, or comes through a pipe
                 raise OSError(errno.EFBIG, _TOO_LARGE.format(most), str(path))
     finally:
         os.close(descriptor)
-    return content
+    return b"".join(pieces)
 
 
 def read_text(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> str:
