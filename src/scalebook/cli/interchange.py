@@ -23,6 +23,7 @@ from scalebook.cli.terminal import (
     number,
     print_json,
     print_table,
+    report_needed,
     run_directory,
     step_window,
 )
@@ -304,13 +305,11 @@ def _runs(options: argparse.Namespace) -> list[Run]:
 
 def _write_tables(runs: Sequence[Run], kind: str, folder: Path) -> None:
     """Write the tables of runs and of steps as the report writes them."""
-    from scalebook.errors import LaunchError, TrackerError, not_installed
+    from scalebook.errors import TrackerError
 
-    try:
+    with report_needed():
         from scalebook.report.base.frames import collect
         from scalebook.report.site.site_files import write_tables
-    except ModuleNotFoundError as error:
-        raise LaunchError(not_installed(error.name, "report")) from error
     data = collect(folder, runs, ())
     for problem in data.problems:
         complain(problem)

@@ -16,15 +16,10 @@ from scalebook.cli.terminal import (
     add_switch,
     add_text,
     complain,
+    report_needed,
     site_folder,
 )
-from scalebook.errors import (
-    IncompleteReportError,
-    LaunchError,
-    PublicationError,
-    ReportError,
-    not_installed,
-)
+from scalebook.errors import IncompleteReportError, PublicationError, ReportError
 
 RENDERERS = ("auto", "quarto", "preview")
 
@@ -68,11 +63,9 @@ def build_report(options: argparse.Namespace) -> int:
     root = project.required_root()
     if options.folders and options.runs:
         raise ReportError("Give the folders with --runs or without it, not both.")
-    try:
+    with report_needed():
         from scalebook.report import Places, build
         from scalebook.report.merged import one_folder
-    except ModuleNotFoundError as error:
-        raise LaunchError(not_installed(error.name, "report")) from error
     site = site_folder(options.output, demo=options.demo)
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
@@ -94,10 +87,8 @@ def build_report(options: argparse.Namespace) -> int:
 def publish_runs(options: argparse.Namespace) -> int:
     """Publish a folder of runs; exit code 1 where a secret or a failed page prevents it."""
     root = project.required_root()
-    try:
+    with report_needed():
         from scalebook.report.publish import Sender, publish
-    except ModuleNotFoundError as error:
-        raise LaunchError(not_installed(error.name, "report")) from error
     sender = Sender(options.submitter, options.contact)
     try:
         made = publish(project.runs_folder(options.runs), options.folder, root, sender)

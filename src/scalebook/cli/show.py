@@ -23,8 +23,10 @@ from scalebook.cli.terminal import (
     print_data,
     print_json,
     print_table,
+    report_needed,
     require_folder,
     run_directory,
+    show,
 )
 from scalebook.project import runs_folder, short
 
@@ -162,23 +164,15 @@ def _print_people(found: list[RunMetrics], added: list[str]) -> None:
 
 def list_columns(options: argparse.Namespace) -> int:
     """Print what each column of the data files is."""
-    from scalebook.errors import LaunchError, not_installed
-
-    try:
+    with report_needed():
         from scalebook.report.base.columns import DATA_FILES, columns, page
-    except ModuleNotFoundError as error:
-        raise LaunchError(not_installed(error.name, "report")) from error
     if options.markdown:
         print(page())
         return 0
     chosen = [options.file] if options.file else DATA_FILES
     found = [one for file in chosen for one in columns(file)]
-    if options.json:
-        print_data(found, options.json)
-    else:
-        rows = [(one.file, one.name, one.dtype, one.unit, one.meaning, one.null) for one in found]
-        print_table(["file", "column", "type", "unit", "meaning", "null when"], rows)
-    return 0
+    rows = ((one.file, one.name, one.dtype, one.unit, one.meaning, one.null) for one in found)
+    return show(options, found, ["file", "column", "type", "unit", "meaning", "null when"], rows)
 
 
 def diagnose(options: argparse.Namespace) -> int:

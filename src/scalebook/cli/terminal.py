@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
 
 from scalebook import project, untrusted
-from scalebook.errors import RecordError, unknown
+from scalebook.errors import LaunchError, RecordError, not_installed, unknown
 from scalebook.running.console import width
 from scalebook.settings import SETTINGS
 
@@ -271,6 +271,15 @@ def without(
     for add in added:
         add(parser)
     return parser.parse_known_args(list(arguments))[1]
+
+
+@contextmanager
+def report_needed() -> Generator[None]:
+    """Import a part of the report, or say what to install for it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LaunchError(not_installed(error.name, "report")) from error
 
 
 # Runs ---------------------------------------------------------------------------------------------
