@@ -245,9 +245,10 @@ def assert_same_curve(run: Finished, reference: Finished, steps: int = STEPS) ->
     )
     assert len(measured) == len(expected) == steps
     losses = [step.loss for step in measured]
-    assert losses == pytest.approx([step.loss for step in expected], rel=RELATIVE)
+    assert losses == pytest.approx([step.loss for step in expected], rel=1e-6)
     norms = [step.grad_norm for step in measured]
-    assert norms == pytest.approx([step.grad_norm for step in expected], rel=1e-3)
+    # A gradient of the norms that is not summed over the ranks of a sequence changes it by 3e-5.
+    assert norms == pytest.approx([step.grad_norm for step in expected], rel=1e-5)
 
 
 def test_a_run_says_what_it_recomputed(runs: dict[str, Finished]):
