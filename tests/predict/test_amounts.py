@@ -437,7 +437,7 @@ def test_a_vendors_engine_has_fewer_kernels_to_launch(engine: str, each: float) 
 
 
 def test_a_backward_pass_waits_for_its_launches_only_where_they_take_longer() -> None:
-    """By hand: of 512 tokens forward passes wait, 1.8 ms for each layer less a third of its work."""
+    """By hand: of 512 tokens forward passes wait, 1.8 ms for a layer less a third of its work."""
     fields = {"micro_batch_size": 1, "cuda_graph": "off", "model": "llama3.1-8b@8"}
     found = seconds(**fields, sequence_length=1344)
     head = 1.40 * 6 * 128256 * 4096 / PEAK + 1.25 * 8 * 128256 / BANDWIDTH
