@@ -247,7 +247,8 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
         gap = dist(course, unit[: last + 1])
         product = square + squares[last] - gap * gap
         if (gain := product * product / room) > to_beat:
-            best, share, to_beat = (kind, value), gain, gain * _SURELY
+            best = kind, value
+            share, to_beat = gain, gain * _SURELY
     return WarmUp(*best, share * size * size)
 
 
