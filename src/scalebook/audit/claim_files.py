@@ -268,19 +268,12 @@ LARGEST = 1e30
 # Column of a result row -> field of a claim. The median of the steps is left out: tokens per
 # second are all tokens over all time, which follows the mean. GiB are taken as the GB by which
 # makers name the memory of a device: an "80 GB" device has about 80 GiB.
-NUMBERS = {
-    "world_size": "gpus",
-    "nodes": "nodes",
-    **{name: name for name in (*PARALLEL_SIZES, "data_parallel_size", *named("size"))},
-    "sequence_length": "sequence_length",
-    "num_layers": "num_layers",
-    "tokens_per_second": "tokens_per_second",
-    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
-    "model_tflops_per_second_per_gpu": "model_tflops_per_second_per_gpu",
-    "peak_tflops_per_second": "peak_tflops_per_second",
-    "mfu": "mfu",
-    "peak_memory_gib": "memory_gb",
-}
+_SAME = (
+    "nodes", *PARALLEL_SIZES, "data_parallel_size", *named("size"), "sequence_length", "num_layers",
+    "tokens_per_second", "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu",
+    "peak_tflops_per_second", "mfu",
+)  # fmt: skip
+NUMBERS = {"world_size": "gpus", **{n: n for n in _SAME}, "peak_memory_gib": "memory_gb"}
 PEAK_FIELDS = ("mfu", "peak_tflops_per_second")
 WORDS = ("model", "accelerator", "precision")
 
@@ -366,7 +359,6 @@ def _number(value: Any, place: str) -> Printed:
     exponent = Decimal(repr(value)).as_tuple().exponent
     unit = 10.0**exponent if isinstance(exponent, int) else 0.0
     slack = abs(number) * COMPUTED
-    low = number - max(unit / 2, slack)
-    interval = Interval(low, number + max(unit / 2, slack))
-    claimed = Interval(low, number + max(unit, slack))
+    low, ends = number - max(unit / 2, slack), (unit / 2, unit)
+    interval, claimed = (Interval(low, number + max(end, slack)) for end in ends)
     return Printed(f"{value:.10g}", number, interval, claimed)

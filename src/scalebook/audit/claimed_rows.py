@@ -139,14 +139,6 @@ def count_claims(checks: tuple[Check, ...]) -> dict[Verdict, int]:
 def check_of(row: Row, field: str, rule: str, verdict: Verdict, **more: Any) -> Check:
     """Return a check about a field of a row."""
     stated = row.values[field].text if field in row.values else row.words.get(field, "")
-    return Check(
-        table=row.table,
-        label=row.label,
-        line=row.lines.get(field, row.line),
-        field=field,
-        stated=stated.removeprefix("="),
-        rule=rule,
-        verdict=verdict,
-        remark=row.words.get("note", ""),
-        **more,
-    )
+    line, remark = row.lines.get(field, row.line), row.words.get("note", "")
+    place = (row.table, row.label, line, field, stated.removeprefix("="))
+    return Check(*place, rule, verdict, remark=remark, **more)

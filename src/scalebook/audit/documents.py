@@ -31,7 +31,7 @@ from scalebook.audit.device_tables import (
     peaks_in,
     separated,
 )
-from scalebook.audit.fields import RATES, bare_name, heading_of, named_by, plain
+from scalebook.audit.fields import RATES, heading_of, named_by, plain
 from scalebook.audit.printed import (
     BY_UNIT,
     Heading,
@@ -189,10 +189,7 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
         item = setting.fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
         intro = _INTRO.fullmatch(line.strip())
         if item is not None:
-            name, value = (
-                plain(item["name"].replace("_", " ")),
-                plain(item["value"].strip("\"'")),
-            )
+            name, value = plain(item["name"].replace("_", " ")), plain(item["value"].strip("\"'"))
             name = f"global {name}" if re.search(r"\bglobal\b", value) else name
             items.append((number, name, value))
         elif line.startswith("```") or (
@@ -369,16 +366,15 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[Heading]:
     found: dict[str, list[Heading]] = {}
     later: list[tuple[int, str, str]] = []
     named = [vocabulary.named(head) for head in sheet.head]
-    plainer = [field or named_by(bare_name(name), unit) for name, unit, field in named]
-    for index, (name, unit, own) in enumerate(named):
-        once = own is None and plainer.count(plainer[index]) == 1  # Clean MFU, and no other one
-        field_name = plainer[index] if once else own
+    plainer = [bare for *_, bare in named]
+    for index, (name, unit, own_name, bare) in enumerate(named):  # Clean MFU, and no other one
+        field_name = own_name or (bare if plainer.count(bare) == 1 else None)
         if field_name is None:
             later.append((index, name, unit))
             continue
         kind = vocabulary.headings()["kinds"].get(field_name)
-        exact = vocabulary.field(name.replace(" ", "_")) is not None
-        kind = None if exact and not unit and kind not in BY_UNIT else kind  # the name says it
+        own = vocabulary.field(name.replace(" ", "_"))
+        kind = None if own and not unit and kind not in BY_UNIT else kind  # the name says it
         if vocabulary.is_other(kind, unit):
             unread.append(f"{_shown(sheet, index)}: in {unit}?")
             continue

@@ -263,20 +263,19 @@ def named_by(name: str, unit: str) -> str | None:
     return next(named, None)
 
 
-def named(head: str) -> tuple[str, str, str | None]:
-    """Return name, unit and field of a heading, also of one in one word: ``MicroBatchSize``."""
-    for text in (head, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head)):
-        name, unit = heading_of(text)
-        own = field(name.replace(" ", "_")) if text == head else None
-        if found := own.name if own else named_by(name, unit):
-            return name, unit, found
-    return name, unit, None
+def named(head: str) -> tuple[str, str, str | None, str | None]:
+    """Return name, unit and field of a heading: ``MicroBatchSize``.
 
-
-def bare_name(name: str) -> str:
-    """Return the name of a heading without the words on how it was found: ``clean``, ``mean``."""
-    words = headings()["rated"]["found"]
-    return re.sub(rf"^(({words})[ -])+|([ ,]+({words}))+$", "", name)
+    Then that without the words on how a number was found: ``clean``, ``mean``.
+    """
+    name, unit = heading_of(head)
+    own, words = field(name.replace(" ", "_")), headings()["rated"]["found"]
+    found = own.name if own else named_by(name, unit)
+    if found is None:
+        name, unit = heading_of(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
+        found = named_by(name, unit)
+    bare = re.sub(rf"^(({words})[ -])+|([ ,]+({words}))+$", "", name)
+    return name, unit, found, found or named_by(bare, unit)
 
 
 _DENSE = re.compile(r"\b(dense|gpt|llama|opt|bert|bloom|pythia|t5)", re.IGNORECASE)

@@ -256,11 +256,8 @@ def shown(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
 
 def substitute(expression: str, chosen: Mapping[str, Fact]) -> str:
     """Return an expression with every quantity replaced by its value."""
-    return re.sub(
-        r"[a-z_]\w*",
-        lambda match: chosen[match[0]].text if match[0] in chosen else match[0],
-        expression,
-    )
+    texts = {name: fact.text for name, fact in chosen.items()}
+    return re.sub(r"[a-z_]\w*", lambda match: texts.get(match[0], match[0]), expression)
 
 
 def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
@@ -277,11 +274,7 @@ def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
         earlier = dict.fromkeys(line for fact in rests for line in fact.steps)
         found.append(
             Fact(
-                target,
-                interval,
-                value,
-                show(value),
-                "derived",
+                target, interval, value, show(value), "derived",
                 identity.solve(target, {name: fact.cut for name, fact in chosen.items()}),
                 variant=", ".join(dict.fromkeys(fact.variant for fact in rests if fact.variant)),
                 legitimate=all(fact.legitimate for fact in rests),
@@ -289,7 +282,7 @@ def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
                 steps=(*earlier, step),
                 inputs=frozenset(one for n, fact in chosen.items() for one in fact.inputs or {n}),
             )
-        )
+        )  # fmt: skip
     return tuple(found)
 
 

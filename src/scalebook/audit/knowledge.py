@@ -301,12 +301,9 @@ def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float])
         for mode in (stated,) if stated else ("none", "selective", "full"):
             for name in ("megatron_causal", "full_attention", "torchtitan"):
                 count = partial(
-                    hardware_flops_per_token,
-                    shape,
-                    recompute=mode,
-                    convention=name,
-                    trained=trained,
-                )
+                    hardware_flops_per_token, shape,
+                    recompute=mode, convention=name, trained=trained,
+                )  # fmt: skip
                 fact = _between("hardware_flops_per_token", at, f"{name}, recompute {mode}", count)
                 every.append(fact.interval)
                 yield fact
@@ -574,15 +571,9 @@ def _stated(row: Row) -> Iterator[Fact]:
         if item.quantity == "tokens_per_second_per_gpu" and (samples := _samples(row, printed)):
             wide = printed.interval.widened(min(0.5 / samples, _MOST_COARSE))
             claimed = Interval(min(claimed.low, wide.low), max(claimed.high, wide.high))
-        yield Fact(
-            item.quantity,
-            printed.interval,
-            printed.value,
-            operand(printed) if item.scale == 1 else show(printed.value),
-            "stated",
-            claimed,
-            inputs=frozenset({item.quantity}),
-        )
+        text = operand(printed) if item.scale == 1 else show(printed.value)
+        known = (item.quantity, printed.interval, printed.value, text, "stated", claimed)
+        yield Fact(*known, inputs=frozenset({item.quantity}))
 
 
 def _samples(row: Row, rate: Printed) -> int | None:

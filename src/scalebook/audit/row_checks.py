@@ -280,16 +280,12 @@ def _check(
     # a count is given as one, 9 and not 9.0; what is computed from shown numbers may leave an
     # exact interval by their rounding
     return check_of(
-        row,
-        item.name,
-        rule,
-        verdict,
+        row, item.name, rule, verdict, note=note,
         expected=int(value) if whole else _finite(value),
         expected_low=_finite(min(interval.low, value)),
         expected_high=_finite(max(interval.high, value)),
         arithmetic="; ".join((*right.steps, *_unit_step(right, item))),
-        note=note,
-    )
+    )  # fmt: skip
 
 
 def _value_of(right: Fact, item: vocabulary.Field) -> float:
@@ -339,14 +335,9 @@ def _whole(known: Known, identity: Identity) -> Iterator[Check]:
     left = " * ".join((first, *more))
     for name in stated if (first, *more) == ("context_parallel_size",) and fact.value == 1 else ():
         yield check_of(row, name, identity.text, "holds", arithmetic=fact.steps[-1])
-    yield check_of(
-        row,
-        item.name,
-        f"whole {left}",
-        "holds" if whole else "contradicts",
-        arithmetic="; ".join(fact.steps),
-        note="" if whole else f"{left} is not a whole number",
-    )
+    verdict, note = ("holds", "") if whole else ("contradicts", f"{left} is not a whole number")
+    steps = "; ".join(fact.steps)
+    yield check_of(row, item.name, f"whole {left}", verdict, arithmetic=steps, note=note)
 
 
 def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:

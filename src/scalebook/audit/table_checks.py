@@ -136,7 +136,9 @@ def _needs(known: Known, quantity: str) -> str:
         for identity in identities()
         if quantity in identity.names
     ]
-    missing = [[name for name in names if not _independent(known, name)] for names in lists]
+    facts = known.facts.items()
+    stated = {name for name, alternatives in facts if alternatives[0].origin != "derived"}
+    missing = [[name for name in names if name not in stated] for names in lists]
     shortest = min((names for names in missing if names), key=len, default=list[str]())
     counted = known.facts.get("flops_per_token", ())
     unknown = "parameters" in known.row.values and all(one.origin == "derived" for one in counted)
@@ -154,11 +156,6 @@ def _written(name: str, quantity: str) -> list[str]:
         return [name]
     sources = (item.right.names() for item in identities() if item.subject == name)
     return [part for part in next(sources, ()) if part != quantity]
-
-
-def _independent(known: Known, name: str) -> bool:
-    facts = known.facts.get(name, ())
-    return bool(facts) and facts[0].origin != "derived"
 
 
 # Which row of a document is the base of the others
@@ -235,10 +232,7 @@ def check_table(table: Table) -> list[Check]:
 def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
-    known = [
-        know(row, (*_base_facts(_own_base(row)), *_comparable(row, base, facts)))
-        for row in table.rows
-    ]
+    known = [know(row, (*_own_base(row), *_comparable(row, base, facts))) for row in table.rows]
     every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
@@ -258,22 +252,19 @@ def _checks(table: Table) -> list[Check]:
     confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
     held = {one.rule for row, one in holding if row.label != table.base}
     for item, found in pairs:
-        sure = [_unless_doubted(item.row, one, confirmed) for one in _accusing(found, held)]
+        meant = [one for one in found if not _of_another_rate(one, found, held)]
+        sure = [_unless_doubted(item.row, one, confirmed) for one in meant]
         checks.extend((*sure, *unchecked(item, sure, summed)))
     return checks
 
 
-def _accusing(checks: Sequence[Check], held: set[str]) -> Iterator[Check]:
-    """Yield the checks of a row but for those that take a comparison for one of another rate.
-
-    An efficiency of TFLOP/s does not fit the tokens/s, in no row of the table.
-    """
-    last = {one.text for one in identities() if one.last}
-    fits = {f"{one.field} = " for one in checks if one.verdict == "holds" and one.rule in last}
-    for one in checks:
-        other = one.rule.startswith(tuple(fits)) and one.rule not in held
-        if not (other and one.verdict == "contradicts"):
-            yield one
+def _of_another_rate(check: Check, checks: Sequence[Check], held: set[str]) -> bool:
+    """Return whether another rate fits, as of an efficiency of TFLOP/s, and this one no row."""
+    if check.verdict != "contradicts" or check.rule in held:
+        return False
+    last = {(one.text, check.field, "holds") for one in identities() if one.last}
+    fits = any((one.rule, one.field, one.verdict) in last for one in checks)
+    return fits and check.rule.startswith(f"{check.field} = ")
 
 
 def _doubts(row: Row, check: Check) -> list[str]:
@@ -323,24 +314,19 @@ def _base_facts(base: Row | None) -> tuple[Fact, ...]:
     facts = know(base).facts
     names = re.compile(rf"\b({'|'.join(facts)})\b")
     return tuple(
-        replace(
-            fact,
-            quantity=name,
-            origin="base",
-            inputs=frozenset(),
-            steps=tuple(names.sub(rf"{vocabulary.BASE}\1", step) for step in fact.steps),
-        )
+        replace(fact, quantity=name, origin="base", inputs=frozenset(), steps=steps)
         for quantity, alternatives in facts.items()
         if (name := vocabulary.BASE + quantity) in wanted
         for fact in alternatives
+        for steps in [tuple(names.sub(rf"{vocabulary.BASE}\1", step) for step in fact.steps)]
     )
 
 
-def _own_base(row: Row) -> Row | None:
-    """Return the base that a row states itself, by base_ fields."""
-    size = len(vocabulary.BASE)
-    values = {n[size:]: one for n, one in row.values.items() if n.startswith(vocabulary.BASE)}
-    return replace(row, values=values) if values else None
+def _own_base(row: Row) -> tuple[Fact, ...]:
+    """Return what the base that a row states itself, by base_ fields, states or implies."""
+    stated = (name.partition(vocabulary.BASE)[2] for name in row.values)
+    values = {name: row.values[vocabulary.BASE + name] for name in stated if name}
+    return _base_facts(replace(row, values=values) if values else None)
 
 
 def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:

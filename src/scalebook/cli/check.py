@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 REQUIRED = ("model", "platform")
 DEFAULT_SEQUENCE_LENGTH = 4096
 ILLEGAL = "the configuration is illegal"
-LAST_STAGE = "last_pipeline_stage_layers"
 MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
 
 
@@ -125,8 +124,7 @@ def request(options: argparse.Namespace) -> Request:
 def answer(asked: Request) -> dict[str, Any]:
     """Return the verdict: legality with the nearest legal configurations, memory and fit.
 
-    A layout whose layers do not divide is illegal as stated. Where a last stage of its own, which
-    is then assumed, makes it legal (``legal_with``), memory and rate are those of that layout.
+    Where only an assumed last stage makes it legal (``legal_with``), they are of that layout.
     """
     from scalebook.facts import legality
 
@@ -135,16 +133,16 @@ def answer(asked: Request) -> dict[str, Any]:
     problems = legality.check(case)
     legal = legality.is_legal(problems)
     estimate, fit = legality.fitting(case) if legal else (None, None)
-    assumed = {name: size for name, size in asked.defaults.items() if name == LAST_STAGE}
+    names = ("last_pipeline_stage_layers",) if legal else ()
+    assumed = {name: asked.defaults[name] for name in names if name in asked.defaults}
     stated = case.of(config.model_copy(update=dict.fromkeys(assumed, 0)))
-    uneven = [one for one in legality.check(stated) if one.rule == "layers"] if legal else []
-    asked_for = stated if uneven else case
+    uneven = [one for one in legality.check(stated) if assumed and one.rule == "layers"]
     return {
         "legal": legal and not uneven,
         "legal_with": assumed if uneven else {},
         "problems": said((*problems, *uneven), "error"),
         "warnings": said(problems, "warning"),
-        "nearest": [_neighbour(asked_for.config, one) for one in legality.nearest(asked_for)],
+        "nearest": [_neighbour(stated.config, one) for one in legality.nearest(stated)],
         "memory_gib": estimate.parts_gib() if estimate else None,
         "memory_stage": estimate.worst.stage if estimate else None,
         "host_memory_gib": estimate.host_gib if estimate else None,
@@ -354,9 +352,8 @@ def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
 def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     from scalebook.cli.predict import predicted_line
 
-    config, extra = asked.config, result["legal_with"]
-    verdict = "legal" if result["legal"] else "illegal"
-    for name, size in extra.items():
+    config, verdict = asked.config, "legal" if result["legal"] else "illegal"
+    for name, size in result["legal_with"].items():
         parts = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
         verdict += f" as stated: {asked.shape.num_layers} layers do not divide by {parts}; legal "
         verdict += f"with --{name.replace('_', '-')} {size} (assumed below)"
