@@ -145,7 +145,7 @@ class LineDialect(Dialect):
                     self._stated(line)
 
     def _often(self, line: str) -> bool:
-        """Whether so many lines of the job were like this one that it says nothing new of it."""
+        """Whether a hundred lines of the job were like this one: it says nothing new of it."""
         if self._of_job is not self.out.job or len(self._alike) > _MOST_KINDS:
             self._of_job, self._alike = self.out.job, Counter[str]()
         kind = line[:_LONGEST_KIND].translate(_NO_DIGITS)
