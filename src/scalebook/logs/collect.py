@@ -67,10 +67,8 @@ class Collector:
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
         if len(self.job.table):  # of this job, or of the next
-            if weak:
-                self._hints.setdefault(name, value)
-            else:
-                self._pending[name] = value
+            target = self._hints if weak else self._pending
+            target[name] = target.get(name, value) if weak else value
             return
         self._note_conflict(name, value, weak=weak)
         if not weak or name not in self.job.settings:

@@ -261,15 +261,8 @@ def stated(line: str) -> Iterator[tuple[str, Value]]:
         yield "precision", "bf16" if word[0] == "b" else "fp32" if "32" in word else "fp16"
 
 
-_RATE_OF_RUN = re.compile(r"(?i)\s*tokens/(?:GPU/s|s/GPU): ([\d.]+)\s*$")
-
-
-def rate_of_run(line: str) -> float | None:
-    """Return the tokens per second of a GPU that a line holds and nothing else."""
-    found = _RATE_OF_RUN.match(line)
-    return number(found[1]) if found else None
-
-
+# The tokens per second of a GPU over the whole run, on a line that holds nothing else.
+RATE_OF_RUN = re.compile(r"(?i)\s*tokens/(?:GPU/s|s/GPU): ([\d.]+)\s*$")
 _PEAK = re.compile(
     r"(?i)\bpeak (?:gpu |cuda )?mem(?:ory)?(?: allocated| usage| consumption)?:? *([\d.,]+) ?"
     r"(MiB|GiB)\b"

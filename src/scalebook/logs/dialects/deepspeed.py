@@ -8,7 +8,6 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import IterationDialect
 from scalebook.logs.numbers import MISSING, integer, number
 from scalebook.logs.pairs import pairs_of
-from scalebook.settings import PARALLEL_SIZES
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -146,14 +145,8 @@ class DeepSpeed(LineDialect):
     def finish(self) -> None:
         """Take what the last start printed, and step times by the clock."""
         self._hand_out()
-        if self._pipeline:
-            return
-        super().finish()
-        for job in self.out.jobs:  # replicas, of which model parallelism would make fewer
-            replicas = job.settings.get("data_parallel_size")
-            if replicas and not job.settings.keys() & {*PARALLEL_SIZES, "world_size"}:
-                job.settings["world_size"] = replicas
-                job.derived["world_size"] = "replicas without model parallelism"
+        if not self._pipeline:
+            super().finish()
 
 
 _SPEED = re.compile(r"\|\s*speed ([\d.]+) samples/\(min\*GPU\)")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from scalebook.logs import causes, setting_lines
 from scalebook.logs.collect import Collector
 from scalebook.logs.job import Job
-from scalebook.logs.numbers import clock_of, has_fraction
+from scalebook.logs.numbers import clock_of, has_fraction, number
 from scalebook.logs.pairs import seconds_from
 from scalebook.logs.source import LONGEST_LINE, Source, split_rank
 
@@ -145,7 +145,7 @@ class LineDialect(Dialect):
                     self._stated(line)
 
     def _often(self, line: str) -> bool:
-        """Whether so many lines of the job were like this one that it says nothing new of it."""
+        """Whether a hundred lines of the job were like this one: it says nothing new of it."""
         if self._of_job is not self.out.job or len(self._alike) > _MOST_KINDS:
             self._of_job, self._alike = self.out.job, Counter[str]()
         kind = line[:_LONGEST_KIND].translate(_NO_DIGITS)
@@ -154,14 +154,13 @@ class LineDialect(Dialect):
 
     def _stated(self, line: str) -> None:
         """Take sizes and the peak of memory in words that trainers share."""
-        some = any(piece in line for piece in setting_lines.PIECES["stated"])
-        if some and not self._often(line):
+        if any(one in line for one in setting_lines.PIECES["stated"]) and not self._often(line):
             for name, value in setting_lines.stated(line):
                 self.out.tell(name, value, weak=True)
             for name, value in setting_lines.banner(line):
                 self.out.tell(name, value)
-            if rate := setting_lines.rate_of_run(line):
-                self.out.job.rates["tokens_per_second_per_gpu"] = rate
+            if rate := setting_lines.RATE_OF_RUN.match(line):
+                self.out.job.rates["tokens_per_second_per_gpu"] = number(rate[1])
         if peak := setting_lines.peak_gib(line):
             known = self.out.job.details.get("peak_allocated_gib")
             self.out.job.details["peak_allocated_gib"] = max(

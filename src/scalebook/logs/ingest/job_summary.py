@@ -9,7 +9,7 @@ from typing import Any
 from scalebook.errors import ScalebookError
 from scalebook.facts import catalog, flops
 from scalebook.facts.catalog.types import ModelShape, MoEShape
-from scalebook.logs.ingest.log_config import LogConfig
+from scalebook.logs.ingest.log_config import SHAPE_FIELDS, LogConfig
 from scalebook.logs.ingest.rates import (
     AGREEMENT,
     finite,
@@ -83,9 +83,8 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
 
 def catalog_match(known: LogConfig) -> str | None:
     """Return the one catalog model that has every size that the log states, None without one."""
-    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-    told = {name: known.size(name) for name in (*names, "num_query_groups")}
-    if any(told[name] is None for name in names):
+    told = {name: known.size(name) for name in SHAPE_FIELDS}
+    if any(told[name] is None for name in SHAPE_FIELDS if name != "num_query_groups"):
         return None
     experts = known.size("num_experts")
     found = [

@@ -165,7 +165,8 @@ def _worlds(job: Job, known: LogConfig) -> Ways:
     origin = "tokens of a step over the per-GPU tokens per second of the whole run x step time"
     yield origin, only_integer(few, _NOISE) if few < 1 / (2 * _NOISE) else None
     sizes = [size for name in (*SPLIT, "data_parallel_size") if (size := known.size(name))]
-    both = known.size("data_parallel_size") and (len(sizes) > 1 or job.dialect in _FINE_TUNERS)
+    plain = job.dialect in (*_FINE_TUNERS, "deepspeed")  # that split no model by themselves
+    both = known.size("data_parallel_size") and (len(sizes) > 1 or plain)
     yield "product of the parallel sizes", math.prod(sizes) if both else None
     nodes, local = known.size("nodes"), known.size("gpus_per_node")
     yield "nodes x GPUs per node", nodes * local if nodes and local else None
@@ -311,7 +312,7 @@ def _of_one_device(known: LogConfig) -> None:
 OPTIONS = {"world_size": "--gpus"}
 # Trainers whose logs look the same whether all weights are trained or an adapter beside them.
 _FINE_TUNERS = ("hf-trainer", "hf-trainer-state", "torchtune")
-_SHAPE_FIELDS = (
+SHAPE_FIELDS = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
 )  # fmt: skip
 
@@ -330,7 +331,7 @@ def _contradiction(name: str, given: Value, known: LogConfig, where: str) -> Ing
 
 
 def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
-    for name in _SHAPE_FIELDS:
+    for name in SHAPE_FIELDS:
         told = known.size(name)
         ours = getattr(shape, name)
         if told is not None and told != ours:
