@@ -36,7 +36,8 @@ def check_row(known: Known) -> list[Check]:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
             judged = {one.field for one in checks} if identity.last else set[str]()
-            held = {one.field for one in checks if one.verdict == "holds"} & judged
+            stated = any(field_of(known.row, name) for name in identity.right.names())
+            held = set[str]() if stated else judged  # what follows from another rate says no more
             checks += [
                 one
                 for one in _against_identity(known, identity)
