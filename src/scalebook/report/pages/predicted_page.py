@@ -316,7 +316,7 @@ def missing(probes: tuple[Probe, ...]) -> Markup:
 
 
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
-MOST_CONFIGURATIONS = 240
+MOST_CONFIGURATIONS = 300
 SHOWN, ROW_HEIGHT = 14, 28  # rows of a figure
 _WHO = (("label", "configuration"), "run_id")
 # What a reader tells apart in a step; every other kind of work is "other".
