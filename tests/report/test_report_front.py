@@ -246,6 +246,16 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     assert "7\N{NO-BREAK SPACE}more configurations are on" in plot  # of 25, 18 are drawn
 
 
+def test_a_model_that_the_chart_leaves_out_has_no_headline(tmp_path: Path) -> None:
+    for length in (2048, 4096, 8192):
+        wrote(tmp_path, f"of-{length}", "headline", length / 700, sequence_length=length)
+    for i in range(2):  # more than half of three
+        wrote(tmp_path, f"small-{i}", "headline", 5 + i, model="llama3.2-3b", seed=i)
+    html = str(front.screen(load(tmp_path)))
+    assert re.findall(r"trains (Llama [\d.]+ \w+) at", html) == ["Llama 3.1 8B"]
+    assert "Other models: Llama 3.2 3B" in html
+
+
 def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
     for i, batch in enumerate((128, 128, 64, 64)):
         wrote(

@@ -166,10 +166,11 @@ def _nothing(data: ReportData) -> Iterator[Markup | str]:
 
 
 def _headlines(front: Front) -> list[Markup]:
-    """Return the headline of each model that many runs are about."""
-    runs = front.runs_of_models
+    """Return the headline of each model that many runs are about and that the chart shows."""
+    runs, drawn = front.runs_of_models, _groups(front)[:MOST_GROUPS]
     least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
-    named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
+    models = {row["model"] for rows in drawn for row in rows if runs[row["model"]] >= least}
+    named = [ones for ones in front.best if ones[0].row["model"] in models]
     return [*map(_sentence, named[:MOST_HEADLINES])]
 
 
