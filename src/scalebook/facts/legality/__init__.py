@@ -28,7 +28,8 @@ RULES = (*rules_model.RULES, *rules_world.RULES, *rules_device.RULES)
 
 def check(case: Case) -> tuple[Problem, ...]:
     """Return every rule that the configuration breaks, errors before warnings."""
-    problems = [problem for rule in RULES for problem in rule(case)]
+    answers = ((rule.__name__, one) for rule in RULES for one in rule(case))
+    problems = [Problem(name, one) if isinstance(one, str) else one for name, one in answers]
     return tuple(sorted(problems, key=lambda problem: problem.severity == "warning"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +19,9 @@ class Problem:
     rule: str
     message: str
     severity: Severity = "error"
+
+
+Answers = Iterator[Problem | str]  # a sentence is an error by the name of the rule's function
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from scalebook.facts.legality.problem import Case, Problem, choices, divisors
+from scalebook.facts.legality.problem import Answers, Case, Problem, choices, divisors
 
 
-def sharding(case: Case) -> Iterator[Problem]:
+def checkpoint_sharding(case: Case) -> Answers:
     """The parameters of FSDP are not sharded tensors of Megatron-Core's torch-native layers."""
     config = case.config
     asked = config.checkpoint_interval or config.load_checkpoint
     if asked and config.data_parallel_sharding == "full":
         name = "checkpoint_interval" if config.checkpoint_interval else "load_checkpoint"
-        yield Problem(
-            "checkpoint_sharding",
+        yield (
             f"{name}={getattr(config, name)!r} is not supported with data_parallel_sharding='full' "
-            "(FSDP). Use data_parallel_sharding='optimizer', or no checkpoints.",
+            "(FSDP). Use data_parallel_sharding='optimizer', or no checkpoints."
         )
     if config.parameter_gather == "step" and config.data_parallel_sharding != "full":
         yield Problem(
@@ -26,7 +23,7 @@ def sharding(case: Case) -> Iterator[Problem]:
         )
 
 
-def interval(case: Case) -> Iterator[Problem]:
+def interval(case: Case) -> Answers:
     """Settings that do nothing without a checkpoint are a misunderstanding."""
     config = case.config
     if config.checkpoint_interval > config.steps:
@@ -45,7 +42,7 @@ def interval(case: Case) -> Iterator[Problem]:
         )
 
 
-def all_ranks(case: Case) -> Iterator[Problem]:
+def profile_all_ranks(case: Case) -> Answers:
     """Asking which ranks to profile does nothing without steps to profile."""
     if case.config.profile_all_ranks and not case.config.profile_steps:
         yield Problem(
@@ -56,38 +53,35 @@ def all_ranks(case: Case) -> Iterator[Problem]:
         )
 
 
-def world_size(case: Case) -> Iterator[Problem]:
+def world_size(case: Case) -> Answers:
     """``world_size`` is a multiple of tp x pp x cp (megatron.core.parallel_state)."""
     config = case.config
     size = config.parallelism.model_parallel_size
     if config.world_size % size:
-        yield Problem(
-            "world_size",
+        yield (
             f"tensor {config.tensor_parallel_size} x pipeline {config.pipeline_parallel_size} x "
             f"context {config.context_parallel_size} does not divide "
-            f"world_size={config.world_size}. world_size must be a multiple of {size}.",
+            f"world_size={config.world_size}. world_size must be a multiple of {size}."
         )
 
 
-def nodes(case: Case) -> Iterator[Problem]:
+def nodes(case: Case) -> Answers:
     """Every node runs the same number of processes, no more than it has devices."""
     config, room = case.config, case.gpus_per_node
     if config.world_size % config.nodes:
-        yield Problem(
-            "nodes",
+        yield (
             f"world_size={config.world_size} does not spread evenly over nodes={config.nodes}. "
-            f"Use nodes={choices(divisors(config.world_size)[:6])}.",
+            f"Use nodes={choices(divisors(config.world_size)[:6])}."
         )
     elif room is not None and config.world_size > config.nodes * room:
-        yield Problem(
-            "nodes",
+        yield (
             f"world_size={config.world_size} on nodes={config.nodes} needs "
             f"{config.world_size // config.nodes} devices per node; {config.platform} has {room}. "
-            f"Use nodes={-(-config.world_size // room)} or world_size={config.nodes * room}.",
+            f"Use nodes={-(-config.world_size // room)} or world_size={config.nodes * room}."
         )
 
 
-def tensor_inside_node(case: Case) -> Iterator[Problem]:
+def tensor_inside_node(case: Case) -> Answers:
     """A tensor-parallel group that leaves its node pays the slow network in every layer."""
     config = case.config
     local, tensor = config.world_size // config.nodes, config.tensor_parallel_size
@@ -100,43 +94,40 @@ def tensor_inside_node(case: Case) -> Iterator[Problem]:
         )
 
 
-def global_batch_size(case: Case) -> Iterator[Problem]:
+def global_batch_size(case: Case) -> Answers:
     """The batch is whole micro batches on every replica (num_microbatches_calculator)."""
     config = case.config
     if config.world_size % config.parallelism.model_parallel_size:
         return  # no data-parallel size to judge by; rule world_size speaks
     micro, data = config.micro_batch_size, config.data_parallel_size
     if config.global_batch_size % (micro * data):
-        yield Problem(
-            "global_batch_size",
+        yield (
             f"global_batch_size={config.global_batch_size} is not a multiple of micro_batch_size x "
-            f"data_parallel_size = {micro} x {data} = {micro * data}.",
+            f"data_parallel_size = {micro} x {data} = {micro * data}."
         )
 
 
-def virtual_pipeline(case: Case) -> Iterator[Problem]:
+def virtual_pipeline(case: Case) -> Answers:
     """Interleaving needs stages (parallel_state) and whole rounds of microbatches (schedules)."""
     config = case.config
     chunks, stages = config.virtual_pipeline_parallel_size, config.pipeline_parallel_size
     if chunks == 1:
         return
     if stages == 1:
-        yield Problem(
-            "virtual_pipeline",
+        yield (
             f"virtual_pipeline_parallel_size={chunks} needs pipeline_parallel_size above 1. "
-            "Use virtual_pipeline_parallel_size=1.",
+            "Use virtual_pipeline_parallel_size=1."
         )
     elif _batch_is_whole(case) and config.num_microbatches % stages:
         unit = stages * config.micro_batch_size * config.data_parallel_size
-        yield Problem(
-            "virtual_pipeline",
+        yield (
             f"num_microbatches={config.num_microbatches} is not a multiple of "
             f"pipeline_parallel_size={stages}, as interleaving needs. Use a global_batch_size that "
-            f"is a multiple of {unit}, or virtual_pipeline_parallel_size=1.",
+            f"is a multiple of {unit}, or virtual_pipeline_parallel_size=1."
         )
 
 
-def pipeline_bubble(case: Case) -> Iterator[Problem]:
+def pipeline_bubble(case: Case) -> Answers:
     """Fewer microbatches than stages leave stages idle for most of the step."""
     config = case.config
     stages = config.pipeline_parallel_size
@@ -150,14 +141,13 @@ def pipeline_bubble(case: Case) -> Iterator[Problem]:
         )
 
 
-def steps(case: Case) -> Iterator[Problem]:
+def steps(case: Case) -> Answers:
     """A run that drops all its steps as warm-up measures nothing."""
     config = case.config
     if config.warmup_steps >= config.steps:
-        yield Problem(
-            "steps",
+        yield (
             f"warmup_steps={config.warmup_steps} leaves no measured step of steps={config.steps}. "
-            f"Use steps={config.warmup_steps + 10} or fewer warmup_steps.",
+            f"Use steps={config.warmup_steps + 10} or fewer warmup_steps."
         )
 
 
@@ -170,5 +160,5 @@ def _batch_is_whole(case: Case) -> bool:
 
 RULES = (
     world_size, nodes, tensor_inside_node, global_batch_size, virtual_pipeline, pipeline_bubble,
-    steps, sharding, interval, all_ranks,
+    steps, checkpoint_sharding, interval, profile_all_ranks,
 )  # fmt: skip
