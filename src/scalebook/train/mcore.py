@@ -36,21 +36,18 @@ _schedules: Any = _import("megatron.core.pipeline_parallel.schedules")
 _distributed: Any = _import("megatron.core.distributed")
 
 GPTModel: Any = _import("megatron.core.models.gpt.gpt_model").GPTModel
-TransformerConfig: Any = _import("megatron.core.transformer.transformer_config").TransformerConfig
-MLATransformerConfig: Any = _import(
-    "megatron.core.transformer.transformer_config"
-).MLATransformerConfig
+_config: Any = _import("megatron.core.transformer.transformer_config")
+TransformerConfig: Any = _config.TransformerConfig
+MLATransformerConfig: Any = _config.MLATransformerConfig
 MegatronModule: Any = _import("megatron.core.transformer.module").MegatronModule
 MLP: Any = _import("megatron.core.transformer.mlp").MLP
 _latent: Any = _import("megatron.core.transformer.multi_latent_attention")
 MLASelfAttention: Any = _latent.MLASelfAttention
-make_sharded_tensors_for_checkpoint: Any = _import(
-    "megatron.core.transformer.utils"
-).make_sharded_tensors_for_checkpoint
+_utils: Any = _import("megatron.core.transformer.utils")
+make_sharded_tensors_for_checkpoint: Any = _utils.make_sharded_tensors_for_checkpoint
 ModuleSpec: Any = _import("megatron.core.transformer.spec_utils").ModuleSpec
-DotProductAttention: Any = _import(
-    "megatron.core.transformer.dot_product_attention"
-).DotProductAttention
+_attention: Any = _import("megatron.core.transformer.dot_product_attention")
+DotProductAttention: Any = _attention.DotProductAttention
 ColumnParallelLinear: Any = tensor_parallel.ColumnParallelLinear
 RowParallelLinear: Any = tensor_parallel.RowParallelLinear
 VocabParallelEmbedding: Any = tensor_parallel.VocabParallelEmbedding
@@ -59,9 +56,8 @@ DistributedDataParallelConfig: Any = _distributed.DistributedDataParallelConfig
 finalize_model_grads: Any = _distributed.finalize_model_grads
 OptimizerConfig: Any = _optimizer.OptimizerConfig
 get_megatron_optimizer: Any = _optimizer.get_megatron_optimizer
-OptimizerParamScheduler: Any = _import(
-    "megatron.core.optimizer_param_scheduler"
-).OptimizerParamScheduler
+_scheduler: Any = _import("megatron.core.optimizer_param_scheduler")
+OptimizerParamScheduler: Any = _scheduler.OptimizerParamScheduler
 get_forward_backward_func: Any = _schedules.get_forward_backward_func
 
 _moe_utils: Any = _import("megatron.core.transformer.moe.moe_utils")

@@ -146,8 +146,8 @@ def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> KnownMemory | N
 
 def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> KnownMemory:
     verdict = fit.verdict(needed, _device(config, accelerator))
-    known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
-    found = None if verdict.fits is None else known_verdicts[verdict.fits]
+    fitting: Verdict = "fits" if verdict.fits else "out_of_memory"
+    found = None if verdict.fits is None else fitting
     return KnownMemory(config, accelerator, found, "predicted", verdict.reason)
 
 

@@ -322,17 +322,13 @@ FUSED = {
 members: Any = SDPBackend.__members__
 
 
-def backends(place: Rank) -> list[str]:
-    """Return the names of torch's fused kernels for this kind of device."""
-    return [name for name in FUSED[place.device.type] if name in members]
-
-
 def measured_attention(
     models: list[ModelShape], request: ProbeRequest, budget: Budget
 ) -> list[Attention]:
     """Return the rate of each kernel at each model's heads; what a kernel refuses is noted."""
     found: list[Attention] = []
-    kernels = list(product_of(backends(budget.place), PRODUCTS))
+    known = [name for name in FUSED[budget.place.device.type] if name in members]
+    kernels = list(product_of(known, PRODUCTS))
     budget.cases = len(models) * len(kernels)
     for shape in models:
         inputs = _inputs(shape, request, budget.place)

@@ -153,15 +153,11 @@ def parameter_count(chunks: list[Any], tied: bool) -> int:
     total = 0
     seen: set[str] = set()
     for shard in shards(chunks, tied):
-        if shard.name in seen or (tied and _is_tied_copy(shard, chunks)):
+        copied = tied and shard.name.startswith("embedding.word") and not chunks[0].pre_process
+        if shard.name in seen or copied:  # the last stage's copy of the input embedding
             continue
         seen.add(shard.name)
         total += math.prod(shard.whole_shape) * (experts if shard.is_expert else 1)
     # The bias that evens experts out is learned without a gradient, so it is no parameter.
     buffers = (buffer for chunk in chunks for buffer in chunk.named_buffers())
     return total + sum(values.numel() for name, values in buffers if name.endswith("expert_bias"))
-
-
-def _is_tied_copy(shard: Shard, chunks: list[Any]) -> bool:
-    """Return whether this is the last stage's copy of the input embedding."""
-    return shard.name.startswith("embedding.word") and not chunks[0].pre_process
