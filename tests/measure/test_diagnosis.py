@@ -858,9 +858,9 @@ def with_record(found: Evidence, **values: Any) -> Evidence:
 @pytest.mark.parametrize(
     ("rule", "share", "limit"),
     [
-        (network.communication_rule, "communication", 0.05),
-        (network.between_stages_rule, "between_stages", 0.05),
-        (device_rules.launch_rule, "launch_gaps", 0.03),
+        (network.exposed_communication_rule, "communication", 0.05),
+        (network.waits_between_stages_rule, "between_stages", 0.05),
+        (device_rules.launch_gaps_rule, "launch_gaps", 0.03),
         (device_rules.data_rule, "data", 0.02),
         (device_rules.optimizer_rule, "optimizer", 0.08),
     ],
@@ -879,7 +879,7 @@ def test_a_rank_that_sends_at_half_of_what_the_probe_reached_is_asked_why(health
     def says(ceiling: float | None, seconds: float | None = 1.0) -> str:
         changed = with_split(healthy, communication=0.1, collective_seconds=seconds)
         table = {"all_reduce_bus_gb_per_second": {"8": ceiling}}
-        at = finding(network.communication_rule, replace(changed, ceilings=table))
+        at = finding(network.exposed_communication_rule, replace(changed, ceilings=table))
         assert at is not None
         assert (at.evidence["sent_gb_per_second"] is None) == (seconds is None)
         return at.says
@@ -894,7 +894,9 @@ def test_a_rank_that_sends_at_half_of_what_the_probe_reached_is_asked_why(health
 
 
 def test_time_marks_call_communication_what_they_saw(healthy):
-    at = finding(network.communication_rule, with_split(healthy, "marks", communication=0.1))
+    at = finding(
+        network.exposed_communication_rule, with_split(healthy, "marks", communication=0.1)
+    )
     assert at is not None
     assert at.says.startswith("The gradient all-reduce takes 10 % of the step.")
 
@@ -915,7 +917,7 @@ def test_time_marks_call_communication_what_they_saw(healthy):
 )
 def test_less_communication_is_advised_for_the_kinds_that_the_layout_has(healthy, split, advised):
     changed = with_split(replace(healthy, parallelism=split), communication=0.1)
-    at = finding(network.communication_rule, changed)
+    at = finding(network.exposed_communication_rule, changed)
     assert at is not None
     said = [line for line in at.advice if not line.startswith("Check the links")]
     assert [word in line for word, line in zip(advised, said, strict=True)] == [True] * len(said)
@@ -929,7 +931,7 @@ def test_an_overlap_counts_where_more_than_one_replica_exchanges_something(healt
     def found(changed: Evidence = both, split: Any = None, share: float | None = 0.01):
         split = split or Parallelism(8, data_parallel_sharding="optimizer")
         return finding(
-            network.overlap_rule,
+            network.overlap_off_rule,
             with_split(replace(changed, parallelism=split), communication=share),
         )
 
@@ -974,7 +976,7 @@ def test_half_the_tensor_parallel_size_is_tried_where_it_fits(
     sent = CommunicationEstimate(5e9, pipeline=0, context=0, expert=0, data=1e9, bubble=0)
     monkeypatch.setattr(Evidence, "sent", lambda _: sent)
     changed = replace(healthy, parallelism=split, num_microbatches=batches)
-    at = finding(network.tensor_size_rule, changed)
+    at = finding(network.tensor_parallel_size_rule, changed)
     assert (at is not None) is fits
     if at is None:
         return
@@ -993,7 +995,10 @@ def test_what_leaves_a_node_and_what_every_rank_repeats_is_named_from_two_ranks_
         changed = replace(healthy, parallelism=split)
         return [
             finding(rule, changed) is not None
-            for rule in (network.node_rule, network.sequence_rule)
+            for rule in (
+                network.tensor_parallel_across_nodes_rule,
+                network.sequence_parallel_off_rule,
+            )
         ]
 
     assert rules_of(Parallelism(16, 8)) == [False, True]
@@ -1003,7 +1008,7 @@ def test_what_leaves_a_node_and_what_every_rank_repeats_is_named_from_two_ranks_
     assert rules_of(Parallelism(16)) == [False, False]
     silent = healthy.record.model_copy(update={"requested": {}, "observed": {}})
     log = replace(healthy, record=silent, parallelism=Parallelism(16, 2))
-    assert finding(network.sequence_rule, log) is None
+    assert finding(network.sequence_parallel_off_rule, log) is None
 
 
 def test_what_a_log_says_of_sequence_parallelism_counts_for_elementwise_kernels(healthy):
@@ -1037,10 +1042,10 @@ def test_gloo_between_gpus_is_named_from_two_gpus_on(healthy):
         update={"environment": healthy.record.environment | {"backend": "gloo"}}
     )
     changed = replace(healthy, record=gloo)
-    assert finding(network.backend_rule, with_metrics(changed, world_size=2)) is not None
-    assert finding(network.backend_rule, with_metrics(changed, world_size=1)) is None
-    assert finding(network.backend_rule, with_metrics(changed, world_size=None)) is None
-    assert finding(network.backend_rule, healthy) is None
+    assert finding(network.collective_backend_rule, with_metrics(changed, world_size=2)) is not None
+    assert finding(network.collective_backend_rule, with_metrics(changed, world_size=1)) is None
+    assert finding(network.collective_backend_rule, with_metrics(changed, world_size=None)) is None
+    assert finding(network.collective_backend_rule, healthy) is None
 
 
 def test_a_machine_and_its_shapes_are_named_from_their_limits_on(healthy):
@@ -1049,7 +1054,7 @@ def test_a_machine_and_its_shapes_are_named_from_their_limits_on(healthy):
     def ceiling(best: float, **values: Any) -> Finding | None:
         numbers = {"peak_tflops_per_second": 1000.0, "mfu": 0.6, "hfu": None} | values
         changed = with_metrics(healthy, measured_matmul_tflops=best, **numbers)
-        return finding(device_rules.ceiling_rule, changed)
+        return finding(device_rules.matmul_ceiling_rule, changed)
 
     at = ceiling(800.0)
     assert at is not None
@@ -1072,7 +1077,7 @@ def test_a_machine_and_its_shapes_are_named_from_their_limits_on(healthy):
             measured_matmul_tflops=800.0, peak_tflops_per_second=1000.0, hfu=hfu,
             tensor_parallel_size=tensor,
         )  # fmt: skip
-        return finding(device_rules.shapes_rule, changed)
+        return finding(device_rules.matmul_shapes_rule, changed)
 
     at = shapes(400.0)
     assert at is not None
@@ -1095,7 +1100,7 @@ def clocked(found: Evidence, *by_device: float, mean: float = 1600.0) -> Evidenc
 
 
 def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healthy):
-    at = finding(device_rules.clock_rule, clocked(healthy, 1600.0))
+    at = finding(device_rules.clocks_rule, clocked(healthy, 1600.0))
     assert at is not None
     compute = healthy.split.compute if healthy.split else None
     assert at.step_fraction == pytest.approx((1 - 1600 / 1830) * (compute or 0))
@@ -1107,16 +1112,16 @@ def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healt
     assert advice.startswith("Raise the power cap")
     capped = clocked(healthy, 1600.0)  # an H200 has 700 W
     capped = replace(capped, devices=replace(capped.devices, power_cap_watts=700.0))
-    own = finding(device_rules.clock_rule, capped)
+    own = finding(device_rules.clocks_rule, capped)
     assert own is not None and own.advice[0].startswith("The cap is the board's own")
     hot = replace(clocked(healthy, 1600.0).devices, throttle_fractions={"hw_thermal_slowdown": 1.0})
-    cool = finding(device_rules.clock_rule, replace(healthy, devices=hot))
+    cool = finding(device_rules.clocks_rule, replace(healthy, devices=hot))
     assert cool is not None and cool.advice[0].startswith("Improve the cooling")
     unknown = replace(hot, clocks=None)
-    without = finding(device_rules.clock_rule, replace(healthy, devices=unknown))
+    without = finding(device_rules.clocks_rule, replace(healthy, devices=unknown))
     assert without is not None
     assert (without.step_fraction, without.basis) == (None, None)
-    whole = finding(device_rules.clock_rule, replace(clocked(healthy, 1600.0), split=None))
+    whole = finding(device_rules.clocks_rule, replace(clocked(healthy, 1600.0), split=None))
     assert whole is not None and whole.step_fraction == pytest.approx(1 - 1600 / 1830)
 
 
@@ -1126,7 +1131,7 @@ def test_a_clock_costs_all_of_a_step_that_nobody_divided_and_no_more_than_all(he
         (slow, 0.2), (with_split(slow, "marks", compute=1.3), 0.2),
         (with_split(slow, compute=0.5), 0.1),
     ):  # fmt: skip
-        at = finding(device_rules.clock_rule, found)
+        at = finding(device_rules.clocks_rule, found)
         assert at is not None and at.step_fraction == pytest.approx(share)
 
 
@@ -1524,7 +1529,7 @@ def test_a_larger_micro_batch_is_tried_where_rows_are_few_and_it_fits(
 
     monkeypatch.setattr(memory_use, "fits_with", predicted)
     changed = replace(healthy, parallelism=split, num_microbatches=batches)
-    at = finding(memory_use.micro_batch_rule, with_metrics(changed, micro_batch_size=micro))
+    at = finding(memory_use.micro_batch_size_rule, with_metrics(changed, micro_batch_size=micro))
     assert (at is not None) is named
     if at is not None:
         assert tried == [{"micro_batch_size": 2 * micro, "num_microbatches": batches // 2}]
@@ -1534,7 +1539,7 @@ def test_a_larger_micro_batch_is_tried_where_rows_are_few_and_it_fits(
 
 @pytest.mark.parametrize(("load", "named"), [(1.1, True), (1.09, False), (None, False)])
 def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named):
-    at = finding(pipeline.balance_rule, with_metrics(healthy, expert_load=load))
+    at = finding(pipeline.expert_load_rule, with_metrics(healthy, expert_load=load))
     assert (at is not None) is named
     assert at is None or at.step_fraction is None  # a dense model has none that wait
 
@@ -1566,7 +1571,7 @@ def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):
     """DeepSeek V2 Lite: 26 of 27 layers have experts, 6 of them a token, of 3 x 2048 x 1408."""
     shape = catalog.model("deepseek-v2-lite")
     changed = with_metrics(replace(healthy, shape=shape), expert_load=1.5, mfu=0.4)
-    at = finding(pipeline.balance_rule, changed)
+    at = finding(pipeline.expert_load_rule, changed)
     experts = 6 * 26 * 6 * 3 * 2048 * 1408 / flops_per_token(shape, 8192)
     assert at is not None and at.step_fraction == pytest.approx(0.4 * experts * 0.5)
     assert "1.5 times the tokens" in at.says
@@ -1606,10 +1611,10 @@ def test_a_long_optimizer_is_shared_where_replicas_hold_it_whole(healthy, split,
 
 def test_kernels_have_their_mean_length_where_both_figures_are_known(healthy):
     gaps = {"launch_gaps": 0.1, "kernels_per_step": 2000.0, "kernel_seconds": 0.5}
-    at = finding(device_rules.launch_rule, with_split(healthy, **gaps))
+    at = finding(device_rules.launch_gaps_rule, with_split(healthy, **gaps))
     assert at is not None and at.says.endswith(" 2,000 kernels per step take 250 µs on average.")
     for name in ("kernels_per_step", "kernel_seconds"):
-        without = finding(device_rules.launch_rule, with_split(healthy, **gaps | {name: None}))
+        without = finding(device_rules.launch_gaps_rule, with_split(healthy, **gaps | {name: None}))
         assert without is not None and without.says.endswith("its next kernel.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalebook.measure import provenance, registered
 from scalebook.measure.diagnosis import device, memory_use, network, pipeline
@@ -28,13 +28,14 @@ Rule = Callable[[Evidence], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     pipeline.pipeline_bubble_rule, pipeline.pipeline_imbalance_rule, pipeline.vocabulary_rule,
-    network.communication_rule, network.between_stages_rule, network.overlap_rule,
-    network.tensor_size_rule, network.node_rule, network.sequence_rule, network.backend_rule,
-    pipeline.balance_rule, pipeline.chance_rule, memory_use.recompute_rule,
-    memory_use.micro_batch_rule, memory_use.memory_full_rule, device.launch_rule, device.data_rule,
-    device.optimizer_rule, device.cores_rule, device.ceiling_rule, device.shapes_rule,
-    device.clock_rule, device.slow_device_rule, device.straggler_rule, device.precision_rule,
-    device.kernels_rule,
+    network.exposed_communication_rule, network.waits_between_stages_rule, network.overlap_off_rule,
+    network.tensor_parallel_size_rule, network.tensor_parallel_across_nodes_rule,
+    network.sequence_parallel_off_rule, network.collective_backend_rule, pipeline.expert_load_rule,
+    pipeline.forced_balance_rule, memory_use.recompute_rule, memory_use.micro_batch_size_rule,
+    memory_use.memory_full_rule, device.launch_gaps_rule, device.data_rule, device.optimizer_rule,
+    device.cpu_cores_rule, device.matmul_ceiling_rule, device.matmul_shapes_rule,
+    device.clocks_rule, device.slow_device_rule, device.straggler_rule, device.precision_rule,
+    device.attention_kernel_rule,
 )  # fmt: skip
 
 
@@ -86,7 +87,8 @@ def diagnose(run: Run, measured: Numbers | None = None) -> Diagnosis:
     if metrics.step_seconds_median is None:
         reason = metrics.throughput_reason
         return Diagnosis(run.record.run_id, None, metrics.mfu_reason, reason, (), None, ())
-    findings = [finding for rule in RULES for finding in rule(found)]
+    named = ((rule.__name__.removesuffix("_rule"), one) for rule in RULES for one in rule(found))
+    findings = [replace(one, rule=one.rule or name) for name, one in named]
     findings.sort(key=lambda one: (one.step_fraction is None, -(one.step_fraction or 0.0)))
     return Diagnosis(
         run_id=run.record.run_id,

@@ -20,7 +20,7 @@ FUSIONS = tuple(
 STRAGGLER = 0.02
 
 
-def ceiling_rule(found: Evidence) -> Iterator[Finding]:
+def matmul_ceiling_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the machine's best matrix product is below the peak that MFU divides by."""
     metrics = found.metrics
     peak, best, mfu = metrics.peak_tflops_per_second, metrics.measured_matmul_tflops, metrics.mfu
@@ -30,7 +30,6 @@ def ceiling_rule(found: Evidence) -> Iterator[Finding]:
     if share < SMALLEST:
         return
     yield finding(
-        "matmul_ceiling",
         f"The best matrix product that a probe saw on this machine reaches {best:.4g} of the "
         f"{peak:.4g} TFLOP/s peak: an MFU above {percent(best / peak)} is out of reach here; "
         f"this run is at {percent(mfu * peak / best)} of the reachable.",
@@ -40,7 +39,7 @@ def ceiling_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def shapes_rule(found: Evidence) -> Iterator[Finding]:
+def matmul_shapes_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the products of this model and split are slower than the machine's best."""
     metrics, hfu = found.metrics, found.metrics.hfu or found.metrics.mfu
     peak, best = metrics.peak_tflops_per_second, metrics.measured_matmul_tflops
@@ -53,7 +52,6 @@ def shapes_rule(found: Evidence) -> Iterator[Finding]:
     if (metrics.tensor_parallel_size or 1) > 1:
         advice.append("A smaller tensor_parallel_size gives them more columns.")
     yield finding(
-        "matmul_shapes",
         f"The matrix products of this model at tensor_parallel_size="
         f"{metrics.tensor_parallel_size} reach {own:.4g} TFLOP/s in the probe, the best shapes "
         f"{best:.4g}.",
@@ -63,7 +61,7 @@ def shapes_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def clock_rule(found: Evidence) -> Iterator[Finding]:
+def clocks_rule(found: Evidence) -> Iterator[Finding]:
     """Yield what held the clocks down while steps were measured."""
     devices, clocks = found.devices, found.devices.clocks
     held = [
@@ -92,7 +90,6 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         "heat": "Improve the cooling, and let the machine cool down between runs.",
     }
     yield finding(
-        "clocks",
         " ".join((*sentences, *stated)),
         *([advice[name] for name in held] or ["Measure longer, from when the clocks are steady."]),
         computed=lost,
@@ -119,7 +116,6 @@ def slow_device_rule(found: Evidence) -> Iterator[Finding]:
         return
     rest = "the other device at" if len(others) == 1 else "the median of the other devices was"
     yield finding(
-        "slow_device",
         f"{name} ran at {slowest:,.0f} MHz, {rest} {usual:,.0f} MHz: "
         f"{'it waits' if len(others) == 1 else 'they wait'} for {name}.",
         f"Look at the cooling and the power of {name}, or leave it out.",
@@ -138,7 +134,6 @@ def straggler_rule(found: Evidence) -> Iterator[Finding]:
     if share < STRAGGLER:
         return
     yield finding(
-        "straggler",
         f"Steps of rank {seconds.index(slowest)} take {slowest:.4g} s on average, those of the "
         f"median rank {usual:.4g} s.",
         "Look at that rank's GPU (clocks, links) and at the load of its host.",
@@ -157,7 +152,6 @@ def precision_rule(found: Evidence) -> Iterator[Finding]:
     if faster is None or faster < 1.5 * peak:
         return
     yield finding(
-        "precision",
         f"fp32 has a peak of {peak:.4g} TFLOP/s on {device}, bf16 one of {faster:.4g}: "
         f"{faster / peak:.3g} times as much.",
         "Train in bf16 with fp32 master weights, which halves memory traffic too.",
@@ -165,13 +159,12 @@ def precision_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def kernels_rule(found: Evidence) -> Iterator[Finding]:
+def attention_kernel_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that attention is not fused, or which fusions were off."""
     record = found.record
     unfused = record.is_on("fused_attention") is False
     if found.on_gpu and (unfused or record.observed.get("attention_kernel") == "math"):
         yield finding(
-            "attention_kernel",
             "Attention ran as separate products with a matrix of scores in memory.",
             "Use a fused (flash) attention: fused_attention=on says why it cannot run.",
             evidence={"attention_kernel": "math"},
@@ -181,9 +174,9 @@ def kernels_rule(found: Evidence) -> Iterator[Finding]:
         asked = [name for name in off if is_on(record.asked.get(name)) is False]
         words = "Leave {} at 'auto', which is on where it can be."
         yield finding(
-            "fusions_off",
             f"Not in force in this run: {listed(off)}.",
             *((words.format(listed(asked)),) if asked else ()),
+            rule="fusions_off",
             evidence=dict.fromkeys(off, "off"),
         )
 
@@ -191,7 +184,7 @@ def kernels_rule(found: Evidence) -> Iterator[Finding]:
 GAPS, DATA, OPTIMIZER = 0.03, 0.02, 0.08  # smallest shares of the step that are worth a sentence
 
 
-def launch_rule(found: Evidence) -> Iterator[Finding]:
+def launch_gaps_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the device waited for the host to ask it for something."""
     split = found.split
     waits, gaps = waiting_of(found), split.launch_gaps if split else None
@@ -204,7 +197,6 @@ def launch_rule(found: Evidence) -> Iterator[Finding]:
         mean = split.kernel_seconds / split.kernels_per_step * 1e6
         words = f" {split.kernels_per_step:,.0f} kernels per step take {mean:.3g} µs on average."
     yield finding(
-        "launch_gaps",
         f"The device waited {percent(gaps)} of the step for the host to launch "
         f"its next kernel.{words}",
         "A larger micro batch makes each kernel longer, for as many launches.",
@@ -229,7 +221,7 @@ def data_rule(found: Evidence) -> Iterator[Finding]:
             "Compare with synthetic tokens (data empty): the difference is the data's.",
         ]
     what = f"Fetching {kept} takes {percent(split.data)} of the step."
-    yield finding("data", what, *advice, measured=split.data)
+    yield finding(what, *advice, measured=split.data)
 
 
 def optimizer_rule(found: Evidence) -> Iterator[Finding]:
@@ -246,7 +238,6 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
         advice.append("data_parallel_sharding=optimizer: each replica then updates only its share.")
     advice.append("fused_optimizer=on, where the kernel is available.")
     yield finding(
-        "optimizer",
         f"The optimizer takes {percent(split.optimizer)} of the step.",
         *advice,
         measured=split.optimizer,
@@ -254,14 +245,13 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def cores_rule(found: Evidence) -> Iterator[Finding]:
+def cpu_cores_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the processes of a CPU run are more than its cores."""
     cores = number(object_of(found.record.environment.get("host")).get("cpu_cores"))
     world = found.metrics.world_size
     if found.on_gpu or cores is None or world is None or world <= cores:
         return
     yield finding(
-        "cpu_cores",
         f"{world} processes shared {cores:.0f} cores: they took turns.",
         f"Use {cores:.0f} processes or fewer to compare step times on this machine.",
         computed=1 - cores / world,

@@ -53,14 +53,17 @@ class Finding:
 
 
 def finding(
-    rule: str,
     says: str,
     *advice: str,
+    rule: str = "",
     measured: float | None = None,
     computed: float | None = None,
     evidence: Mapping[str, Value] = MappingProxyType({}),
 ) -> Finding:
-    """Return a finding whose share of the step, where it has one, was measured or computed."""
+    """Return a finding whose share of the step, where it has one, was measured or computed.
+
+    ``rule``: where it is not the name of the function that yields it, without its ``_rule``.
+    """
     share = computed if measured is None else measured
     known: Basis | None = None if share is None else "computed" if measured is None else "measured"
     return Finding(rule, says, advice, share, known, dict(evidence))

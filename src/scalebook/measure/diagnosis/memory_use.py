@@ -59,7 +59,6 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
     measured = found.split.compute if found.split else None
     share = 1.0 - (bubble_of(found) or 0.0) if measured is None else min(measured, 1.0)
     yield finding(
-        "recompute",
         f"recompute={mode} repeats {percent(extra)} of all matrix products: HFU is "
         f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}.",
         _less_recomputation(needs),
@@ -81,7 +80,7 @@ def _less_recomputation(needs: Mapping[str, Need | None]) -> str:
     return "Try less recomputation, where memory is left: no prediction fits what was measured."
 
 
-def micro_batch_rule(found: Evidence) -> Iterator[Finding]:
+def micro_batch_size_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that memory is left for a larger micro batch."""
     metrics, batches = found.metrics, found.num_microbatches
     split, micro = found.parallelism, metrics.micro_batch_size
@@ -97,7 +96,6 @@ def micro_batch_rule(found: Evidence) -> Iterator[Finding]:
     if later - bubble > 0.02 or (chunks > 1 and batches // 2 % stages):
         return
     yield finding(
-        "micro_batch_size",
         f"A micro batch of {micro} gives each matrix product {rows:,.0f} rows, and uses "
         f"{metrics.peak_memory_gib:.3g} of {need.of_gib:.3g} GiB.",
         f"Try micro_batch_size={2 * micro}: {need.gib:.3g} GiB predicted, larger products and "
@@ -112,7 +110,6 @@ def memory_full_rule(found: Evidence) -> Iterator[Finding]:
     if not device or not peak or peak < FULL * device:
         return
     yield finding(
-        "memory_full",
         f"{peak:.3g} of {device:.3g} GiB were allocated at the peak: so close to the limit the "
         "allocator frees memory and asks for it again, which stops the device.",
         "A smaller micro batch, more sharding, or recompute=pointwise or selective.",

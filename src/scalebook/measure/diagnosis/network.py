@@ -14,7 +14,7 @@ SMALLEST = 0.05  # of the step; the seed of this list calls 0.3 heavy
 GB = 1e9
 
 
-def communication_rule(found: Evidence) -> Iterator[Finding]:
+def exposed_communication_rule(found: Evidence) -> Iterator[Finding]:
     """Yield the communication that no computation hides, but that between stages."""
     split = found.split
     if split is None or split.communication is None or split.communication < SMALLEST:
@@ -25,7 +25,6 @@ def communication_rule(found: Evidence) -> Iterator[Finding]:
     largest = f", most of it {COLLECTIVES.get(name, name)}" if name else ""
     rate, words = _rate(found)
     yield finding(
-        "exposed_communication",
         f"{what} takes {percent(share)} of the step{largest}.{words}",
         *_against(found),
         measured=share,
@@ -74,7 +73,7 @@ def _against(found: Evidence) -> Iterator[str]:
     yield "Check the links of the node: 'scalebook probe' measures what they reach."
 
 
-def between_stages_rule(found: Evidence) -> Iterator[Finding]:
+def waits_between_stages_rule(found: Evidence) -> Iterator[Finding]:
     """Yield what stages wait for each other beyond what the schedule explains."""
     waits, layout = waiting_of(found), found.parallelism
     if waits is None or waits.stages < SMALLEST:
@@ -82,7 +81,6 @@ def between_stages_rule(found: Evidence) -> Iterator[Finding]:
     experts = layout is not None and layout.expert_parallel_size > 1
     unnamed = experts and found.split is not None and not found.split.exchanges_named
     yield finding(
-        "waits_between_stages",
         f"Stages wait for each other {percent(waits.stages)} of the step longer than the "
         "bubble and the output layer explain."
         f"{' The all-to-all of experts is in it: the profile does not name it.' * unnamed}",
@@ -92,7 +90,7 @@ def between_stages_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def overlap_rule(found: Evidence) -> Iterator[Finding]:
+def overlap_off_rule(found: Evidence) -> Iterator[Finding]:
     """Yield which overlap of gradients or weights is off, where it could hide something."""
     split, share = found.parallelism, found.split.communication if found.split else None
     if split is None or split.data_parallel_size * split.context_parallel_size < 2:
@@ -103,7 +101,6 @@ def overlap_rule(found: Evidence) -> Iterator[Finding]:
     if not off or (share is not None and share < 0.01):
         return
     yield finding(
-        "overlap_off",
         f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: what the "
         f"{split.data_parallel_size} replicas exchange is sent while nothing else runs.",
         *(f"Turn {name} on." for name in off),
@@ -112,7 +109,7 @@ def overlap_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
+def tensor_parallel_size_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that half the tensor-parallel size would fit into memory."""
     split, batches = found.parallelism, found.num_microbatches
     if split is None or split.tensor_parallel_size < 2 or not batches or batches % 2:
@@ -132,7 +129,6 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
         evidence["tensor_parallel_gb"] = sent.tensor / GB
         words = f" sends {sent.tensor / GB:.3g} GB per rank and step and"
     yield finding(
-        "tensor_parallel_size",
         f"tensor_parallel_size={split.tensor_parallel_size}{words} cuts every matrix product "
         f"into {split.tensor_parallel_size} narrow ones. The model would fit "
         f"with tensor_parallel_size={size} too: {need.gib:.3g} of {need.of_gib:.3g} GiB "
@@ -143,13 +139,12 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def node_rule(found: Evidence) -> Iterator[Finding]:
+def tensor_parallel_across_nodes_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that tensor parallelism crosses nodes."""
     split, per_node = found.parallelism, found.gpus_per_node
     if split is None or per_node is None or split.tensor_parallel_size <= per_node:
         return
     yield finding(
-        "tensor_parallel_across_nodes",
         f"tensor_parallel_size={split.tensor_parallel_size} is larger than a node of "
         f"{per_node} GPUs: what every layer exchanges crosses the network between nodes.",
         f"Keep tensor_parallel_size at {per_node} or below; use pipeline stages across.",
@@ -157,14 +152,13 @@ def node_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def sequence_rule(found: Evidence) -> Iterator[Finding]:
+def sequence_parallel_off_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that norms are computed by every tensor-parallel rank."""
     split = found.parallelism
     off = found.record.is_on("sequence_parallel") is False  # a log may not say
     if split is None or split.tensor_parallel_size < 2 or split.sequence_parallel or not off:
         return
     yield finding(
-        "sequence_parallel_off",
         f"Each of {split.tensor_parallel_size} tensor-parallel ranks computes and keeps the "
         "norms and residuals of the whole sequence.",
         "Turn sequence_parallel on: it costs no communication in the forward pass.",
@@ -172,13 +166,12 @@ def sequence_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def backend_rule(found: Evidence) -> Iterator[Finding]:
+def collective_backend_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that collectives on GPUs go through the host."""
     backend = found.record.environment.get("backend")
     if not found.on_gpu or backend != "gloo" or (found.metrics.world_size or 1) < 2:
         return
     yield finding(
-        "collective_backend",
         "Collectives between GPUs went through gloo, which copies them through the host.",
         "Use NCCL or RCCL: check that torch was built with it.",
         evidence={"backend": "gloo"},

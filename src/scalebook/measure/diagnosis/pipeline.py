@@ -121,7 +121,6 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
         )
     advice.append("Fewer stages have a smaller bubble, where the model then fits.")
     yield finding(
-        "pipeline_bubble",
         f"{stages} pipeline stages with {batches} micro batches per step"
         f"{f' and {chunks} chunks per stage' if chunks > 1 else ''} are idle for "
         f"{percent(bubble)} of the step in theory, (p - 1) / (m v + p - 1).",
@@ -153,7 +152,6 @@ def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
     own = split.last_pipeline_stage_layers or layers // stages
     bubble = bubble_of(found) or 0.0
     yield finding(
-        "pipeline_imbalance",
         f"The last of {stages} stages has the output layer (a vocabulary of "
         f"{found.shape.vocab_size:,}) on top of its {_layers(own)}: as much work as "
         f"{_layers(in_layers)} more, for which the other stages wait.",
@@ -177,7 +175,6 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
         return
     fused = found.record.is_on("fused_cross_entropy") is True
     yield finding(
-        "vocabulary",
         f"The output layer over {shape.vocab_size:,} tokens is {percent(head)} of the model's "
         f"FLOPs with {_layers(shape.num_layers)}; its softmax is memory traffic on top.",
         "Do not carry the MFU of a model with few layers over to the whole one.",
@@ -189,13 +186,12 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
 UNEVEN = 1.1  # tokens of the busiest ranks' experts over the mean
 
 
-def balance_rule(found: Evidence) -> Iterator[Finding]:
+def expert_load_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that some ranks' experts get more tokens than others', which wait for them."""
     load = found.metrics.expert_load
     if load is None or load < UNEVEN:
         return
     yield finding(
-        "expert_load",
         f"The busiest ranks' experts get {load:.3g} times the tokens of the mean rank: the "
         "others wait for them.",
         "Measure after the router has learned to spread tokens: seeded synthetic ones are few.",
@@ -216,12 +212,11 @@ def _waiting(found: Evidence, load: float) -> float | None:
     return mfu * experts * (load - 1)
 
 
-def chance_rule(found: Evidence) -> Iterator[Finding]:
+def forced_balance_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that tokens went to experts by chance, as no training does."""
     if found.record.setting("expert_balance") != "forced":
         return
     yield finding(
-        "forced_balance",
         "Tokens went to experts at random: the rate is that of an even router.",
         "Do not compare it with runs whose router learns.",
         evidence={"expert_balance": "forced"},
