@@ -28,21 +28,17 @@ PRIMUS_VARIABLE = "PRIMUS_PATH"  # a checkout of Primus, where it is not install
 PRIMUS_FOLDERS = (Path("/workspace/Primus"), Path("/opt/Primus"))
 
 # Fields that say nothing to a trainer, or that the launcher keeps.
-_OURS = frozenset(
-    (
-        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "progress_limit_seconds",
-        "warmup_steps", "max_restarts", "step_split",
-    )
+_OURS = (
+    "platform", "engine", "strategy", "repeat", "time_limit_seconds", "progress_limit_seconds",
+    "warmup_steps", "max_restarts", "step_split",
 )  # fmt: skip
-_TOLD = frozenset(
-    (
-        "model", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
-        "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
-        "expert_tensor_parallel_size", "sequence_parallel", "data_parallel_sharding",
-        "micro_batch_size", "global_batch_size", "sequence_length", "precision", "recompute",
-        "recompute_layers", "recompute_method", "recompute_modules",
-        "steps", "learning_rate", "seed", "overlap_grad_reduce", "overlap_param_gather",
-    )
+_TOLD = (
+    "model", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
+    "expert_tensor_parallel_size", "sequence_parallel", "data_parallel_sharding",
+    "micro_batch_size", "global_batch_size", "sequence_length", "precision", "recompute",
+    "recompute_layers", "recompute_method", "recompute_modules",
+    "steps", "learning_rate", "seed", "overlap_grad_reduce", "overlap_param_gather",
 )  # fmt: skip
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # engines know them by our name
 _VENDORS: Mapping[str, str] = {"nemo": "nvidia", "primus": "amd"}
@@ -51,10 +47,7 @@ _SUPPORTED: Mapping[str, tuple[str, ...]] = {
     "data_parallel_sharding": ("none", "optimizer"),
     "recompute": ("none", "selective", "full"),
 }
-_MORE: Mapping[str, frozenset[str]] = {
-    "nemo": frozenset(("data", "fp8_recipe")),
-    "primus": frozenset(),
-}
+_MORE: Mapping[str, tuple[str, ...]] = {"nemo": ("data", "fp8_recipe"), "primus": ()}
 
 
 def check(config: RunConfig) -> None:
@@ -72,7 +65,7 @@ def check(config: RunConfig) -> None:
             f"platform={config.platform!r} is {vendor}. Use engine 'megatron', which trains on all."
         )
     defaults = RunConfig.model_fields
-    told = _OURS | _TOLD | _MORE[config.engine]
+    told = {*_OURS, *_TOLD, *_MORE[config.engine]}
     for name, value in config:
         allowed = ("",) if (config.engine, name) == ("primus", "data") else _SUPPORTED.get(name)
         if allowed is not None and value not in allowed:

@@ -84,10 +84,7 @@ class Budget:
     cases: int = 1  # each part sets how many it has
 
     def spend(
-        self,
-        what: str,
-        timed: Callable[[float], Timing],
-        agree: Callable[[float], float] = _alone,
+        self, what: str, timed: Callable[[float], Timing], agree: Callable[[float], float] = _alone
     ) -> Timing | None:
         """Return what is timed in the seconds of the next case; None, and a note, where nothing is.
 

@@ -30,12 +30,10 @@ UNSUBMITTED_SECONDS = 600.0  # sbatch answers sooner
 
 GONE = "GONE"  # the controller has forgotten the job, as it does some minutes after its end
 
-ACTIVE = frozenset(
-    (
-        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED",
-        "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
-        "POWER_UP_NODE", "RESV_DEL_HOLD",
-    )
+ACTIVE = (
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED",
+    "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
+    "POWER_UP_NODE", "RESV_DEL_HOLD",
 )  # fmt: skip
 _JOB_ID = re.compile(r"[0-9]{1,18}(?:[_+][0-9]{1,9})?", re.ASCII)  # of an array or a group, too
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")

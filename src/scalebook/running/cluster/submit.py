@@ -111,11 +111,7 @@ def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options, order:
 
 
 def submit(
-    entries: Sequence[Entry],
-    runs: Path,
-    options: slurm.Options,
-    order: Order,
-    ask: Ask = query.ask,
+    entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order, ask: Ask = query.ask
 ) -> list[Submitted]:
     """Submit one job of these entries and return what waits for it; nothing is left on refusal.
 

@@ -91,10 +91,7 @@ def _parameters(chunk: Any) -> Iterator[tuple[str, Any, int | None]]:
 def shards(chunks: list[Any], tied: bool) -> Iterator[Shard]:
     """Yield every parameter of this rank's model chunks with its place in the whole model."""
     ranks = mcore.parallel_state
-    tensor = (
-        ranks.get_tensor_model_parallel_rank(),
-        ranks.get_tensor_model_parallel_world_size(),
-    )
+    tensor = (ranks.get_tensor_model_parallel_rank(), ranks.get_tensor_model_parallel_world_size())
     expert = (
         ranks.get_expert_tensor_parallel_rank(),
         ranks.get_expert_tensor_parallel_world_size(),
