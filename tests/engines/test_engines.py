@@ -126,7 +126,7 @@ def test_every_field_is_ours_told_or_refused():
     """A new field of RunConfig is refused by the engines until somebody maps it."""
     for engine in ("nemo", "primus"):
         for name, field in RunConfig.model_fields.items():
-            if isinstance(field.default, bool) and name not in (*mapping._OURS, *mapping._TOLD):
+            if isinstance(field.default, bool) and name not in (*mapping._OURS, *mapping._TAKEN):
                 with pytest.raises(ConfigError, match=name):
                     engines.check(config(engine, **{name: not field.default}))
 

@@ -1,4 +1,4 @@
-"""Kinds of lines that were misread once: rates since a start, ends that follow, settings beside."""
+"""Rates since a start, ends that follow from another, settings that belong to the next job."""
 
 from __future__ import annotations
 

@@ -526,17 +526,13 @@ def _row(
     unread += knowledge.not_in_catalog(at, words)
     own = {} if "accelerator" in at else device_in(" | ".join(shown))
     part = context(" ".join(shown[len(sheet.head) :]))
-    own |= named_once("row", " ".join(shown)) | {
-        key: part[key] for key in _OF_DOCUMENT & part.keys()
-    }
-    around = sheet.given | own
-    spread = values.get("expert_parallel_size")
-    if spread and spread.value > 1 and knowledge.MIXTURE.search(" ".join([sheet.name, *shown])):
-        dense = around.get("model") and catalog.model(around["model"]).moe is None
-        around |= {"model": ""} if dense else {}  # which was made into a mixture
+    own |= named_once("row", " ".join(shown))
+    own |= {key: part[key] for key in _OF_DOCUMENT & part.keys()}
+    around, text = sheet.given | own, " ".join([sheet.name, *shown])
+    around |= {"model": ""} if _made_into_mixture(around.get("model", ""), values, text) else {}
     given = _given(replace(sheet, given=around), columns, values, words)
     doubtful |= (given | {name for _, name in RATES}) & (sheet.far - own.keys())
-    doubtful |= vocabulary.unsaid(words, at, " ".join([sheet.name, *shown]))
+    doubtful |= vocabulary.unsaid(words, at, text)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(shown) if cell and index not in taken), "")
@@ -550,6 +546,13 @@ def _row(
     if knowledge.has_memory_of_all(row):
         unread.append(f"{values.pop('memory_gb').text!r}, the memory of all GPUs, line {line}")
     return row if values.keys() - given or "architecture" in words else None
+
+
+def _made_into_mixture(model: str, values: Mapping[str, Printed], text: str) -> bool:
+    """Return whether a dense model that the text names was made into that of a row on experts."""
+    spread = values.get("expert_parallel_size")
+    experts = spread is not None and spread.value > 1 and knowledge.MIXTURE.search(text)
+    return bool(experts and model) and catalog.model(model).moe is None
 
 
 def _sized_model(

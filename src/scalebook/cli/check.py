@@ -133,8 +133,8 @@ def answer(asked: Request) -> dict[str, Any]:
     problems = legality.check(case)
     legal = legality.is_legal(problems)
     estimate, fit = legality.fitting(case) if legal else (None, None)
-    names = ("last_pipeline_stage_layers",) if legal else ()
-    assumed = {name: asked.defaults[name] for name in names if name in asked.defaults}
+    last = "last_pipeline_stage_layers"
+    assumed = {last: asked.defaults[last]} if legal and last in asked.defaults else {}
     stated = case.of(config.model_copy(update=dict.fromkeys(assumed, 0)))
     uneven = [one for one in legality.check(stated) if assumed and one.rule == "layers"]
     return {

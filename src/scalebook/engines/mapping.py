@@ -32,7 +32,7 @@ _OURS = (
     "platform", "engine", "strategy", "repeat", "time_limit_seconds", "progress_limit_seconds",
     "warmup_steps", "max_restarts", "step_split",
 )  # fmt: skip
-_TOLD = (
+_TAKEN = (
     "model", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
     "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
     "expert_tensor_parallel_size", "sequence_parallel", "data_parallel_sharding",
@@ -65,7 +65,7 @@ def check(config: RunConfig) -> None:
             f"platform={config.platform!r} is {vendor}. Use engine 'megatron', which trains on all."
         )
     defaults = RunConfig.model_fields
-    told = {*_OURS, *_TOLD, *_MORE[config.engine]}
+    named = {*_OURS, *_TAKEN, *_MORE[config.engine]}
     for name, value in config:
         allowed = ("",) if (config.engine, name) == ("primus", "data") else _SUPPORTED.get(name)
         if allowed is not None and value not in allowed:
@@ -74,7 +74,7 @@ def check(config: RunConfig) -> None:
                 f"{name}={value!r} is not supported by engine {config.engine!r}. Use one of "
                 f"{listed}, or engine 'megatron'."
             )
-        if name not in told and value != defaults[name].default:
+        if name not in named and value != defaults[name].default:
             raise ConfigError(
                 f"{name}={value!r} is not supported by engine {config.engine!r}. Leave it at "
                 f"{defaults[name].default!r}, or use engine 'megatron'."

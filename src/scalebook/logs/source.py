@@ -357,17 +357,16 @@ def _cells(line: str) -> list[str]:
 
 def _with_names(lines: list[str]) -> Iterator[str]:
     """Yield the lines; rows of a table as pairs of the column's name and the cell."""
-    heads: list[str] = []
-    sizes: list[str] = []  # of a table of settings, for the table behind it
-    at = 0
+    heads, sizes, at = list[str](), list[str](), 0  # sizes: of a table of settings, for the next
     for line in lines:
         cells = _cells(line)
         low = [cell.lower() for cell in cells]
-        if sum(re.sub("[ -]", "_", one) in SIZES for one in low) > 1:
-            sizes = [re.sub("[ -]", "_", one) for one in low]
+        named = [one.replace(" ", "_").replace("-", "_") for one in low]
+        if sum(one in SIZES for one in named) > 1:
+            sizes = named
         elif len(cells) == len(sizes) and any(one.isdigit() for one in cells):
-            told = zip(sizes, cells, strict=True)
-            yield "\n".join(f"{name}: {cell}" for name, cell in told if name in SIZES)
+            pairs = zip(sizes, cells, strict=True)
+            yield "\n".join(f"{name}: {cell}" for name, cell in pairs if name in SIZES)
             continue
         step = next(
             (i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1

@@ -37,6 +37,7 @@ PLAN_FILE = "plan.json"  # how far the plan was when it started the run
 CLOCK_SECONDS = 5.0  # by which a clock may be corrected without a word
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 PROBLEM_CHARACTERS = 300
+UNSAID = "The process in charge ended without a message (killed, or power was lost)"
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
 
 
@@ -390,12 +391,9 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    stop: EndReason = status, sentence or _UNSAID
+    stop: EndReason = status, sentence or UNSAID
     end = read_exit(partial) or Ended(stop=stop if sentence else _disk_full(partial) or stop)
     return conclude(partial, end, finished_at=last_sign(partial))
-
-
-_UNSAID = "The process in charge ended without a message (killed, or power was lost)"
 
 
 def _disk_full(partial: Path) -> EndReason | None:

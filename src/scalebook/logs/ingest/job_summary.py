@@ -83,14 +83,14 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
 
 def catalog_match(known: LogConfig) -> str | None:
     """Return the one catalog model that has every size that the log states, None without one."""
-    told = {name: known.size(name) for name in SHAPE_FIELDS}
-    if any(told[name] is None for name in SHAPE_FIELDS if name != "num_query_groups"):
+    printed = {name: known.size(name) for name in SHAPE_FIELDS}
+    if any(printed[name] is None for name in SHAPE_FIELDS if name != "num_query_groups"):
         return None
     experts = known.size("num_experts")
     found = [
         shape.name
         for shape in catalog.models()
-        if all(value in (None, getattr(shape, name)) for name, value in told.items())
+        if all(value in (None, getattr(shape, name)) for name, value in printed.items())
         and shape.num_experts == (experts or 0)
         and shape.mla is None
         and _vocabulary_fits(shape.vocab_size, known)
