@@ -743,7 +743,7 @@ def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
         ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x", "failed",
          "gpu_fault", "CUBLAS_STATUS_EXECUTION_FAILED"),
         ("[WARNING] Received Signals.SIGTERM death signal, shutting down workers", "interrupted",
-         None, "death signal"),
+         "stopped", "death signal"),
         # without its traceback
         ("[rank0]: AssertionError: 100 is not divisible by 16", "failed", "python_error",
          "The trainer failed: AssertionError: 100 is not"),
@@ -837,9 +837,30 @@ def test_any_table_is_read_by_the_columns_that_the_user_names(tmp_path, capsys):
     assert main(["ingest", str(path), "--json", "--gpus", "4", "--map", str(kept)]) == 0
     assert json.loads(capsys.readouterr().out) == found
     assert main(["ingest", str(path), "--json", "--map", "step_seconds=no"]) == 2
-    assert "has no column 'no'" in capsys.readouterr().err
+    assert "has no column 'no'. It has when, took (ms), tokens a second: --map step_seconds" in (
+        capsys.readouterr().err
+    )
     assert main(["ingest", str(path), "--json", "--map", "speed=took (ms)"]) == 2
     assert "--map speed=... is not a value of a step" in capsys.readouterr().err
+
+
+def test_a_column_that_is_mapped_later_makes_another_run_with_its_times(tmp_path, capsys):
+    rows = "iteration,seconds_per_iter,train_loss\n"
+    rows += "".join(f"{n},2.5,{9 - n / 10}\n" for n in range(1, 9))
+    path, runs = write(tmp_path / "own.csv", rows), tmp_path / "runs"
+    assert main(["ingest", str(path), "--runs", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "no column is known to be a step time: --map step_seconds=COLUMN." in said
+    command = ["ingest", str(path), "--runs", str(runs), "--map", "step_seconds=seconds_per_iter"]
+    for word in ("written", "unchanged"):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert word in said
+        assert "--map" not in said
+    bare, mapped = sorted(read_runs(runs)[0], key=lambda run: run.steps[-1].step_seconds or 0)
+    assert [step.step_seconds for step in bare.steps] == [None] * 8
+    assert {step.step_seconds for step in mapped.steps} == {2.5}
+    assert mapped.record.environment["ingest"]["map"] == {"step_seconds": "seconds_per_iter"}
 
 
 def test_two_values_of_one_setting_are_shown_and_neither_is_used(tmp_path):
@@ -1102,7 +1123,7 @@ def test_what_a_rate_needs_is_named_as_flags_and_a_log_that_was_there_is_named(t
     assert main([*command, *more]) == 0
     printed = capsys.readouterr()
     assert ": MFU would need what the log does not say: add --precision." in printed.out
-    assert f"bare.log was already there, with other settings: {first.name}" in printed.err
+    assert f"bare.log was already there, with other settings: {first.name}. Delete" in printed.err
     assert main([*command, *more, "--precision", "bf16"]) == 0
     assert "add --" not in capsys.readouterr().out
     assert main(command) == 0

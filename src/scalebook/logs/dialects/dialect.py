@@ -7,6 +7,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from scalebook.logs import causes, setting_lines
@@ -32,6 +33,7 @@ class Dialect(ABC):
     markers: ClassVar[tuple[str, ...]]
     signature: ClassVar[re.Pattern[str]]
     first_number: ClassVar[int] = 1  # what the trainer calls its first step
+    mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
 
     def __init__(self) -> None:
         self.out = Collector(self.name, self.first_number)

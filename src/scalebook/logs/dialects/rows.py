@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from scalebook.errors import CatalogError, IngestError
 from scalebook.facts import catalog
@@ -28,7 +28,7 @@ from scalebook.logs.pairs import TARGETS, cell, seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
 _MOST_DEPTH = 4
-_MOST_CELLS = 400
+_MOST_CELLS, _MOST_NAMED = 400, 30
 
 
 def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -52,7 +52,6 @@ class Rows(Dialect):
     name = "rows"
     markers = ("step", "Step", "iteration", "Iteration")
     signature = re.compile(r"^\s*(?:(?:DLLL )?\{\s*\"|[^\n{]{1,4000}[,;\t])")
-    mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
     fine = False  # whether a time stamp had parts of a second
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class Rows(Dialect):
             IngestError: a column that the user maps is not in the file.
         """
         self.out.every_job(loss_apart=True)
-        missing, told = set(self.mapping.values()), set[str]()
+        missing, told, names = set(self.mapping.values()), set[str](), dict[str, None]()
         for place, series in enumerate(self.series(source)):
             self.out.quoted = place > 0
             last: dict[str, float] = {}
@@ -87,6 +86,7 @@ class Rows(Dialect):
                     self._take(last)
                     self.out.mark()
                     last = {}
+                names |= dict.fromkeys(cells) if missing else {}
                 missing -= cells.keys()
                 new = {n: cells[n] for n in cells.keys() - told if "/" in n or n in _SIZES}
                 told |= new.keys()
@@ -101,7 +101,7 @@ class Rows(Dialect):
         if missing and self.mapping:
             raise IngestError(
                 f"{source.path} has no column {', '.join(sorted(map(repr, missing)))}. "
-                "Name its columns as its header does: --map step_seconds=COLUMN."
+                f"It has {', '.join([*names][:_MOST_NAMED])}: --map step_seconds=COLUMN names one."
             )
         for job in self.out.jobs:
             seconds_from(job, "clock", 1e-3 if self.fine else 0.05, "times of the records")

@@ -95,7 +95,8 @@ def ingest(
             path, new = write_run(runs, group, index, known[index], summary)
             found.append(Ingested(path, new, tuple(one.path for one in of), summary))
             if new and (same := before.pop(frozenset(one.digest for one in of), None)):
-                files.notes += [f"{name} was already there, with other settings: {', '.join(same)}"]
+                words = f"{name} was already there, with other settings: {', '.join(same)}"
+                files.notes += [f"{words}. Delete what this run replaces"]
     return found, files.notes
 
 

@@ -223,7 +223,7 @@ def cause_of(job: Job, status: Status) -> str | None:
     if status == "diverged":
         return "skipped_steps" if _all_skipped(job) else "not_finite"
     ended = job.ending if job.ending and status in (job.ending.status, "completed") else None
-    return ended.cause if ended else None
+    return ended and (ended.cause or ("stopped" if status == "interrupted" else None))
 
 
 def _told(ending: Ending) -> str:

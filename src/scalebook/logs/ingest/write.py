@@ -94,6 +94,7 @@ def _environment(
             {"name": content.path.name, "dialect": content.dialect.name, "sha256": content.digest}
             for content in (*group.files, *group.attached)
         ],
+        **({"map": dict(mapping)} if (mapping := group.files[0].dialect.mapping) else {}),
         "log_interval": log_interval(job, known),
         "first_number": job.first_number,
         **{name: job.details[name] for name in ("withheld",) if name in job.details},
@@ -117,6 +118,8 @@ def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, 
     }
     if known.window is not None:
         supplied["window"] = "{}:{}".format(*known.window)
+    if group.files[0].dialect.mapping:
+        supplied["map"] = json.dumps(group.files[0].dialect.mapping, sort_keys=True)
     status, reason = status_of(job)
     tail = group.files[-1].tail if reason else ()
     return RunRecord(
