@@ -209,6 +209,23 @@ def test_a_rate_that_needs_more_memory_than_there_is_says_so(capsys):
     assert main(["predict", "--model", "llama3.1-70b", "--platform", "h100", "--gpus", "8"]) == 0
     said = capsys.readouterr().out
     assert "does not fit, so it cannot run. 'scalebook recommend' ranks the layouts" in said
+    assert said.startswith("llama3.1-70b on 8 x h100, global batch 8: does not fit; without that")
+
+
+def test_a_layout_that_cannot_run_has_no_days_and_no_cost(capsys):
+    priced = ("--tokens", "1T", "--price-per-gpu-hour", "2.5", "--platform", "h100")
+    command = ("predict", "--model", "llama3.1-70b", *priced)
+    assert main([*command, "--gpus", "8"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("No days or cost: this layout cannot run.\n")
+    assert "gpu_hours" not in said
+    assert main([*command, "--gpus", "8", "--json"]) == 0
+    assert "economics" not in json.loads(capsys.readouterr().out)
+    sizes = ("--gpus", "16,64", "--tensor-parallel-size", "8", "--json")  # one node fits nothing
+    assert main([*command, *sizes, "--pipeline-parallel-size", "2"]) == 0
+    rows = json.loads(capsys.readouterr().out)["weak"]
+    assert [("economics" in row) == (row["fits"] is not False) for row in rows] == [True, True]
+    assert main([*command, *sizes[:-1]]) == 0  # as a table
 
 
 UNEVEN = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from io import StringIO
@@ -225,6 +226,24 @@ def test_the_terminal_says_what_was_asked_and_what_was_assumed(capsys: pytest.Ca
     assert said.startswith(f"Asked: tiny-llama on 2 x cpu, {assumed}")
     assert "Nobody published a result of tiny-llama" in said
     assert "the catalog only: no run, no probe" in said
+
+
+def test_the_command_of_a_prediction_predicts_that_very_rate(capsys: pytest.CaptureFixture[str]):
+    """Flags that a layout leaves out have defaults that depend on it: another batch or stage."""
+    words = ["--model", "llama3.1-8b", "--gpus", "8", "--global-batch-size", "96"]
+    rows = answers(capsys, *FLAGS, "h100", *words, "--most", "30")["predicted"]["rows"]
+    staged = next(row for row in rows if "on the last stage" in row["layout"])
+    sharded = next(row for row in rows if "fully sharded" in row["layout"])
+    for row in (rows[0], staged, sharded):
+        command = shlex.split(row["command"])
+        assert command[0] == "scalebook"
+        assert main([*command[1:], "--runs", str(EXAMPLES), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        for name in ("tokens_per_second_per_gpu", "low", "high"):
+            assert found[name] == pytest.approx(row[name], rel=1e-9)
+        assert found["layout"].startswith(row["layout"])
+    assert main(["recommend", *FLAGS, "h100", *words, "--most", "1"]) == 0
+    assert f"\n  {rows[0]['command']}\n" in capsys.readouterr().out
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]):

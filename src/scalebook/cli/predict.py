@@ -138,18 +138,20 @@ def predict(options: argparse.Namespace) -> int:
     _print(config, found, made)
     if replies:
         print_answers([one for one in replies if len(one.missing) < 2])
+    elif stated_inputs(options, _STATED):
+        print("No days or cost: this layout cannot run.")
     return 0
 
 
 def _economics(
     options: argparse.Namespace, config: RunConfig, found: dict[str, Any]
 ) -> tuple[Answer, ...]:
-    """Return what training at a predicted rate takes, from what was stated; () if nothing was."""
+    """Return what training takes, from what was stated; () if nothing was or it does not fit."""
     from scalebook.measure.economics import Inputs, answers
     from scalebook.measure.intervals import Interval, point
 
     stated = stated_inputs(options, _STATED)
-    if not stated or found["tokens_per_second_per_gpu"] is None:
+    if not stated or found["tokens_per_second_per_gpu"] is None or found["fits"] is False:
         return ()
     ends = (found[name] * config.world_size for name in ("low", "high", _SHORT[0]))
     known = {"gpus": config.world_size, "sequence_length": config.sequence_length}
@@ -265,9 +267,9 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     from scalebook.predict.kinds import KINDS
     from scalebook.predict.model import HELD_BEFORE, HELD_NOW, WRITTEN_BEFORE
 
-    line = rate_line(**short_value(found))
+    line, unfit = rate_line(**short_value(found)), found.fits is False
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
-    print(f"{config.model} on {where}: {line}")
+    print(f"{config.model} on {where}: {'does not fit; without that limit ' * unfit}{line}")
     others = " ('scalebook recommend' ranks layouts)" if config.world_size > 1 else ""
     print(f"  layout: {_layout(config)}{others}")
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
@@ -363,7 +365,8 @@ def _cells(found: dict[str, Any], taken: list[str]) -> tuple[str, ...]:
     if found["tokens_per_second_per_gpu"] is None:
         return *("-" for _ in (*_SHORT, *taken)), found["layout"], found["reason"]
     note = "does not fit" if found["fits"] is False else ""
-    economics = (range_text(found["economics"][name]) for name in taken)
+    known = found.get("economics")
+    economics = (range_text(known[name]) if known else "-" for name in taken)
     return *(number(found[name], 3) for name in _SHORT), *economics, found["layout"], note
 
 

@@ -177,6 +177,9 @@ def _print_recommended(
             print(f"  {', '.join(ranks)}: {text}")
         for reason, count in sorted(one.left_out.items(), key=lambda item: -item[1]):
             print(f"  left out: {count:,} ({reason})")
+        if one.rows and one.rows[0].command:
+            print("  1 in detail, with days and cost if you add --tokens and --price-per-gpu-hour:")
+            print(f"  {one.rows[0].command}")
 
 
 def _recommended_cells(row: Recommended) -> tuple[str, ...]:

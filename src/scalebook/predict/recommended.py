@@ -8,6 +8,7 @@ they differ from what was asked.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.facts.flops import flops_per_token
 from scalebook.measure.metrics_cache import ListedRun, listed
 from scalebook.measure.row import RunMetrics
+from scalebook.plan.defaults import FOLLOWING
 from scalebook.predict import folders
 from scalebook.predict.model import Basis, Predictor
 from scalebook.predict.search import layouts, words
@@ -53,6 +55,7 @@ class Recommended:
     date: str | None
     differs: tuple[str, ...]  # from the question
     notes: tuple[str, ...] = ()
+    command: str | None = None  # that shows a prediction in detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
             "predicted", rank, found.tokens_per_second_per_gpu, found.low, found.high, "90 %",
             one.config.precision, one.config.sequence_length, one.config.world_size,
             one.config.global_batch_size, words(one.config), "Scalebook's trainer",
-            _basis(found.basis), None, None, (), found.warnings,
+            _basis(found.basis), None, None, (), found.warnings, _command(one.config),
         )
         for rank, one in enumerate(ranking.candidates[:most], start=1)
         for found in (one.prediction,)
@@ -245,6 +248,15 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
     said = f"{len(ranking.contenders)} of {len(ranking.candidates)} layouts may be the fastest."
     said += f" For ranking only: {ranking.refused}" if ranking.refused else ""
     return Recommendations("predicted", rows, left_out, said)
+
+
+def _command(config: RunConfig) -> str:
+    """Return the command line that predicts this very configuration."""
+    always = ("precision", "global_batch_size", *FOLLOWING)  # what depends on others if left out
+    fields = {n: getattr(config, n) for n in always} | config.model_dump(exclude_defaults=True)
+    flags = {f"--{'no-' * (v is False)}{n.replace('_', '-')}": v for n, v in fields.items()}
+    words = (w for flag, v in flags.items() for w in (flag, str(v)) if w not in ("True", "False"))
+    return shlex.join(("scalebook", "predict", *words))
 
 
 def _basis(basis: Basis) -> str:
