@@ -208,6 +208,7 @@ BAD = {
     ),
     "port below": (("serve", "--port", -1), "'-1' is not a whole number of at least 0"),
     "command": (("flop",), "Unknown command 'flop'"),
+    "nearest": (("recomend",), "Did you mean 'recommend'? See scalebook --help."),
     "mistyped command": (("reprot",), "Did you mean 'report'?"),
     "unknown platform": (("strategies", "--platform", "mi30x"), "'mi300x'"),
     "unknown strategies' model": (("strategies", "--model", "llama"), "Unknown model 'llama'"),

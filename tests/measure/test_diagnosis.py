@@ -809,7 +809,11 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     assert main(["diagnose", run]) == 0
     printed = capsys.readouterr().out
     assert "4 pipeline stages with 32 micro batches per step" in printed
-    assert "?  unexplained (the run recorded neither its options nor a profile" in printed
+    first, second, *_ = printed.splitlines()
+    assert first.endswith("-24f22c14c363: 8,591 tokens/s per GPU over 10 steps")
+    assert second == "MFU 41.9 % of 989.4 TFLOP/s (dense bf16)"
+    assert "?  unexplained: the run recorded neither its options nor a profile" in printed
+    assert printed.count("not measured: run with profile_steps=3") == 1
     assert main(["diagnose", "…-24f22c14c363", "--runs", str(root / "runs")]) == 0
     assert capsys.readouterr().out == printed
     assert main(["diagnose", "no-such-run", "--runs", str(root / "runs" / "examples")]) == 2

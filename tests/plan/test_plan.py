@@ -203,6 +203,7 @@ BAD = {
     "is not valid TOML": "[plan\n",
     "Unknown section 'run'": HEAD + "[[run]]",
     r"Did you mean 'tensor_parallel_size'": HEAD + "[[runs]]\ntensor_paralel_size = 2",
+    "'model'.*Settings belong into [defaults]": "[plan]\nmodel = 'tiny-llama'\n" + HEAD,
     "platform is not a key of [[runs]] 1: choose it with --platform.$": HEAD
     + '[[runs]]\nplatform = "h100"',
     "Known keys of [[runs]] 1: .*": HEAD + "[[runs]]\nunheard_of = 1",

@@ -239,6 +239,7 @@ def test_a_signal_to_the_plan_records_the_run_and_ends_with_a_summary(
     assert (code, plan.statuses()) == (expected, [[], ["interrupted"], []]), output
     assert number.name in plan.by_repeat()[BROKEN][0].record.reason
     assert "not started" in output
+    assert output.endswith("The same command continues here: it skips completed runs.\n")
     assert "Traceback" not in output
     assert not left(run_id)
 

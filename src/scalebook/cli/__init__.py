@@ -66,7 +66,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""
-        self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
+        said = message if message.endswith(("?", ".")) else f"{message}."
+        self.exit(2, f"{self.prog}: {said} See {self.prog} --help.\n")
 
 
 def _take_catalog(arguments: Sequence[str]) -> list[str]:

@@ -144,6 +144,8 @@ def run(options: argparse.Namespace) -> int:
     with sweep.stop_on_signals(settings.budget_seconds) as stop:
         results = sweep.run_plan(entries, settings, console, stop)
     console.say("\n".join(("", *sweep.summary(results))))
+    if stop.sentence() is not None:
+        console.say("The same command continues here: it skips completed runs.")
     return sweep.exit_code(results, stop)
 
 

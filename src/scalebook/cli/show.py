@@ -178,6 +178,7 @@ def list_columns(options: argparse.Namespace) -> int:
 def diagnose(options: argparse.Namespace) -> int:
     """Print what the measurements of a run say about its speed."""
     from scalebook.measure.diagnosis import diagnose as diagnosed
+    from scalebook.measure.metrics import measure
     from scalebook.store import read_run
 
     run = read_run(run_directory(options.run, options.runs))
@@ -187,7 +188,7 @@ def diagnose(options: argparse.Namespace) -> int:
         value = {**plain(found), "explained_fraction": explained}
         print_json({**value, "slower_than_parts": parts})
         return 0
-    for line in _lines(found):
+    for line in _lines(found, measure(run)):
         print(line)
     for line in _wrapped("= ", _against_parts(parts)) if parts else ():
         print(line)
@@ -226,12 +227,14 @@ def _against_parts(parts: dict[str, Any]) -> str:
     return f"{line} Suspect: {parts['suspect']}."
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
+def _lines(found: Diagnosis, numbers: RunMetrics) -> Iterator[str]:
     if found.reason is not None:
         yield f"{found.run_id}: {found.reason}"
         return
-    mfu = f"MFU {100 * found.mfu:.1f} %" if found.mfu is not None else f"no MFU. {found.mfu_reason}"
-    yield f"{found.run_id}: {mfu}"
+    peak = f"{number(numbers.peak_tflops_per_second)} TFLOP/s (dense {numbers.peak_precision})"
+    rate = f"{number(numbers.tokens_per_second_per_gpu)} tokens/s per GPU"
+    yield f"{found.run_id}: {rate} over {numbers.measured_steps} steps"
+    yield f"MFU {100 * found.mfu:.1f} % of {peak}" if found.mfu else f"no MFU. {found.mfu_reason}"
     for place, finding in enumerate(found.findings, start=1):
         yield from _finding(place, finding)
     if not found.findings:
@@ -253,13 +256,16 @@ def _finding(place: int, finding: Finding) -> Iterator[str]:
 
 def _waterfall(found: Waterfall) -> Iterator[str]:
     yield "Where the step's time goes:"
+    unknown: dict[str | None, list[str]] = {}  # by reason: most share one
     for part in found.parts:
         name = part.name.replace("_", " ")
         if part.step_fraction is None:
-            yield f"  {'?':>7}  {name} ({part.reason})"
+            unknown.setdefault(part.reason, []).append(name)
         elif part.step_fraction > 0:
             basis = f" ({part.basis})" if part.basis else ""
             yield f"  {100 * part.step_fraction:6.1f}%  {name}{basis}"
+    for reason, names in unknown.items():
+        yield from _wrapped(f"  {'?':>7}  ", f"{', '.join(names)}: {reason}")
     for note in found.notes:
         yield from _wrapped("  ! ", note)
 

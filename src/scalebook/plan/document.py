@@ -177,7 +177,8 @@ def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...])
         if name not in known:
             chosen = f"platform is not a {kind}: choose it with --platform."
             reason = chosen if name == "platform" else unknown(kind, name, known)
-            raise ConfigError(f"{path}: {reason}")
+            where = " Settings belong into [defaults] or [[runs]]." if name in KEYS else ""
+            raise ConfigError(f"{path}: {reason}{where}")
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table, head: Table) -> None:
