@@ -492,6 +492,17 @@ def test_a_price_gives_one_result_with_the_script_and_without_it(two: Path) -> N
     assert open_panels(typed) == without
 
 
+def test_columns_of_prices_are_shown_once_a_price_is_typed(two: Path) -> None:
+    def headings(*prices: tuple[str, str]) -> list[str]:
+        page = seen_by_a_reader(two, [], [*prices])
+        heads = re.findall(r"<th [^>]*>.*?</th>", page.partition("sb-panel")[2], re.DOTALL)
+        return [words(head) for head in heads if " hidden" not in head.partition(">")[0]]
+
+    priced = headings(("h100", "2"))
+    assert [head for head in priced if "rice" not in head] == headings()
+    assert len(priced) > len(headings())
+
+
 def test_a_reader_sees_the_two_sides_that_are_chosen_in_either_order(two: Path) -> None:
     write_run(two, "x", job("h200", tensor_parallel_size=2), device="NVIDIA H200")
     sides = ["H200 [simulated]", "MI300X [simulated]"]

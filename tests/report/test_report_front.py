@@ -661,7 +661,7 @@ def test_the_first_screen_names_the_platform_of_a_best_layout_and_counts_in_word
     wrote(tmp_path, "dp", "headline", 12.0)
     text = Markup(front.screen(load(tmp_path))).striptags()
     assert "Best layout on H100: DP8 on 8" in text
-    assert "Best layout on H100 in BF16: only DP8 ran." in text
+    assert "Best layout on H100 in BF16: only one ran, DP8." in text
     assert "Every rate has an interval." in text
     wrote(tmp_path, "few", "headline", 14.0, tensor_parallel_size=2, steps=8)
     assert "1 of 3 rates has too few steps" in " ".join(

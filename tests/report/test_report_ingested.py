@@ -13,8 +13,9 @@ from test_tables import Tags
 
 from scalebook.logs.ingest.ingestion import ingest
 from scalebook.report import Places, build, check
+from scalebook.report.base import sections
 from scalebook.report.base.frames import load
-from scalebook.report.pages import throughput_page
+from scalebook.report.pages import front, reliability_page, throughput_page
 from scalebook.store import read_run, write_record
 
 LOG = Path(__file__).parents[1] / "logs" / "megatron_2024.log"
@@ -37,6 +38,24 @@ def change(runs: Path, run_id: str, **changes: object) -> None:
     found = record.environment["ingest"] | changes
     environment = record.environment | {"ingest": found}
     write_record(runs / run_id, record.model_copy(update={"environment": environment}))
+
+
+def test_a_log_that_just_stops_is_not_a_failure(tmp_path: Path) -> None:
+    write_ingested(tmp_path)
+    lines = LOG.read_text().splitlines(keepends=True)
+    cut, ended = tmp_path / "cut.log", tmp_path / "ended.log"
+    cut.write_text("".join(lines[: len(lines) * 3 // 4]))
+    ended.write_text(f"{cut.read_text()}CANCELLED AT 2026-01-01\n")
+    names = [write_ingested(tmp_path, log) for log in (cut, ended)]
+    statuses = [read_run(tmp_path / name).record for name in names]
+    assert [(one.status, one.cause) for one in statuses] == [
+        ("interrupted", None), ("interrupted", "stopped"),
+    ]  # fmt: skip
+    data = load(tmp_path)
+    assert sections.failed(data)["run_id"].to_list() == [names[1]]
+    failed = words(front.screen(data)).partition("What failed")[2]
+    assert failed.startswith("1 of 3 runs: 1 interrupted. 1 log does not say how its run ended.")
+    assert "1 log does not say how its run ended" in words(reliability_page.statuses(data))
 
 
 @pytest.fixture(scope="module")

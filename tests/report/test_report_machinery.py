@@ -223,7 +223,11 @@ def test_the_page_of_a_run_names_its_work_and_the_interval_of_its_mfu(tmp_path: 
     assert ["Sequence length", "8,192"] in found["settings"]
     row = data.runs.row(0, named=True)
     ends = " to ".join(percent(row[name]) for name in ("mfu_low", "mfu_high"))
-    assert ["MFU", f"{percent(row['mfu'])} ({ends})"] in found["results"]
+    # of the data sheet of the H100 SXM5, without sparsity
+    peak = "of the dense BF16 peak, 989.4 TFLOP/s"
+    assert ["MFU", f"{percent(row['mfu'])} ({ends}) {peak}"] in found["results"]
+    assert ["Convention", "Megatron causal"] in found["results"]
+    assert found["results"][0][1].endswith(f", {row['measured_steps']} measured steps")
 
 
 def test_the_curve_of_power_is_the_mean_of_the_readings_during_each_step(tmp_path: Path) -> None:

@@ -277,13 +277,13 @@ def test_all_rows_of_a_drawn_run_are_drawn() -> None:
 
 
 def test_a_sampled_chart_says_how_many_of_how_many_it_draws() -> None:
-    figure = by_size(points(2000), "GPUs", "speedup")
+    figure = by_size(points(2000), "GPUs")
     assert "Drawn: 1,000 of 2,000 runs, the highest and lowest of each kind" in str(figure.html)
-    assert "Drawn:" not in str(by_size(points(1000), "GPUs", "speedup").html)
+    assert "Drawn:" not in str(by_size(points(1000), "GPUs").html)
 
 
 def test_rows_that_layers_share_are_in_a_specification_once() -> None:
-    text = str(by_size(points(900), "GPUs", "speedup").html)
+    text = str(by_size(points(900), "GPUs").html)
     assert text.count('"run-00500"') == 1
 
 

@@ -75,22 +75,6 @@ def test_utilisation_is_the_rate_over_the_peak(tmp_path: Path) -> None:
     assert mfu["value"] == pytest.approx(rate["value"] / 989.4, rel=1e-4)
 
 
-def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
-    write_three(tmp_path)
-    data = load(tmp_path)
-    row = peak_page.best(data).row(0, named=True)
-    text = words(peak_page.findings(data))
-    half = max(row["rate_high"] - row["rate"], row["rate"] - row["rate_low"])
-    rate = f"{row['rate']:,.0f} ± {half:,.0f} tokens/s per GPU"
-    assert f"{rate}, {100 * row['mfu']:.1f} %" in text
-    samples = row["tokens_per_second"] * 86_400 / 4096
-    assert f"({float(f'{samples:.3g}'):,.0f} samples of 4,096)" in text
-    slowest = data.runs.sort("rate").row(0, named=True)
-    assert f"That is {row['rate'] / slowest['rate']:.2f}× the rate of the slowest" in text
-    assert f"({slowest['run_id']})." in text
-    assert f'data-value="{samples}"' in str(peak_page.best_table(data))
-
-
 def test_every_configuration_is_a_point_of_the_spread(tmp_path: Path) -> None:
     write_three(tmp_path)
     data = load(tmp_path)
@@ -138,10 +122,10 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     rows = comparisons.ranked(data)
     pairs = comparisons.platform_pairs(rows)
     compared = words(side_by_side.chooser(rows, Stated()))
-    for text in (words(run_findings.throughput(data)), words(peak_page.findings(data))):
-        assert said in text
-        assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
-        assert "repeat 2" not in text
+    text = words(run_findings.throughput(data))
+    assert said in text
+    assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
+    assert "repeat 2" not in text
     sides = {
         tuple(row["run_id"] for row in side.runs) for pair in pairs for side in (pair.a, pair.b)
     }
@@ -164,7 +148,7 @@ def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> No
 def test_processes_of_a_cpu_stand_beside_no_gpu(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     assert set(peak_page.field(data)["platform"]) == {"h100"}
-    assert "5 runs on a CPU left out" in words(peak_page.findings(data))
+    assert "5 runs on a CPU left out" in words(peak_page.left_out(data))
 
 
 def test_runs_on_a_cpu_alone_are_shown_and_say_so(tmp_path: Path) -> None:
@@ -186,8 +170,8 @@ def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
 
 def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
     data = frames.collect(tmp_path, (), ())
-    text = words(peak_page.findings(data))
-    assert text == "No run has a throughput that can be ranked, so there is no peak."
+    text = words(peak_page.left_out(data))
+    assert text == "No run has a throughput that can be ranked, so there is no best one."
     assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
     assert peak_page.spread(data) is None
     assert words(peak_page.best_table(data)) == ""
@@ -210,7 +194,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert data.ranked["run_id"].to_list() == ["known"]
     assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
-    texts = [words(page) for page in (peak_page.findings(data),
+    texts = [words(page) for page in (peak_page.left_out(data),
         run_findings.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
@@ -227,8 +211,8 @@ def test_a_group_without_one_rate_is_left_out_and_fails_nothing(tmp_path: Path) 
     assert data.completed["rate"].to_list() == [None]
     assert peak_page.best(data, "tokens_per_second").is_empty()
     assert peak_page.panel(data, "total") is None
-    assert "No run has a throughput that can be ranked" in words(peak_page.findings(data))
-    assert "The number of ranks of unsized is not recorded" in words(peak_page.findings(data))
+    assert "No run has a throughput that can be ranked" in words(peak_page.left_out(data))
+    assert "The number of ranks of unsized is not recorded" in words(peak_page.left_out(data))
 
 
 def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_path: Path) -> None:
@@ -247,7 +231,7 @@ def test_the_model_of_most_runs_comes_first_whatever_its_rate(tmp_path: Path) ->
                                  ("c", "llama3.1-8b", 9.0)):  # fmt: skip
         settings = config(**made, model=model, micro_batch_size=2 if name == "c" else 1)
         write_run(tmp_path, name, settings, seconds=seconds, device=H100, source="measured")
-    text = str(peak_page.findings(load(tmp_path))) + str(peak_page.best_table(load(tmp_path)))
+    text = str(peak_page.best_table(load(tmp_path)))
     found = re.findall(r"Llama 3\.[12] \dB", text)
     assert found[0] == "Llama 3.1 8B"
     assert peak_page.best(load(tmp_path))["model"].to_list() == ["llama3.2-1b", "llama3.1-8b"]

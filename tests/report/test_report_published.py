@@ -96,7 +96,7 @@ def test_the_sentence_counts_what_the_table_holds(tmp_path: Path) -> None:
         == ("llama3.1-8b", "H100-SXM5-80GB", "16 bit")
     ]
     above = sum(value > mine[0]["tflops"] for value in same)
-    assert f"{len(same)} published results of Llama 3.1 8B" in text
+    assert f"{len(same)} published results from {min(same):.0f} to {max(same):.0f}, median" in text
     assert f"{above} above ours" in text
     assert marks(str(published_page.listing(mine, OTHERS))) == len(known)
 
@@ -136,12 +136,17 @@ def test_runs_with_published_counterparts_come_first() -> None:
              "run_id": name} for name, rate in (("alone", 100.0), ("known", 200.0))]  # fmt: skip
     said = list(published_page._standing(tuple(ours), [ours[1] | {"tflops": 300.0}]))
     assert ["no published result" in one for one in said] == [False, True]
+    many = [{**ours[0], "model": name} for name in ("b", "a")]  # one sentence, not one each
+    (alone,) = published_page._standing(tuple(many), [])
+    assert (
+        alone == "The catalog has no published result of a on H100 (16 bit) and b on H100 (16 bit)."
+    )
 
 
 def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:
     mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
     text = words(published_page.overview(mine, OTHERS))
-    assert "published results of Llama 3.1 8B" not in text
+    assert "published results from" not in text
     assert "1 run with fewer layers than the model is only in the table" in text
     figure = published_page.chart(mine, OTHERS)
     assert figure is not None

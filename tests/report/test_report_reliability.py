@@ -81,7 +81,7 @@ def test_runs_are_counted_by_status_and_failures_by_what_they_share(tmp_path: Pa
     text = words(reliability_page.statuses(frames.load(tmp_path)))
     assert "4 runs: 2 failed, 1 completed, 1 out of memory." in text
     assert "failed: 2 runs (" in text
-    assert "Cause: python error." in text
+    assert "The first: The trainer failed on rank 0: ValueError: 2." in text
     assert "out of memory: 1 run (" in text
     assert "The GPU&#39;s memory ran out on rank 1: 2 GiB." in text
 
@@ -93,7 +93,7 @@ def test_a_record_from_before_causes_stands_with_the_others_that_ran_out_of_memo
         run(tmp_path, second, status="out_of_memory", requested=asked, **said)
     text = words(reliability_page.statuses(frames.load(tmp_path)))
     assert "out of memory: 2 runs (" in text
-    assert "Cause: GPU memory." in text
+    assert "The first: It ran out: 1." in text
     assert "out of memory: 1 run (" in text
     assert "It ran out: 3." in text
 

@@ -18,7 +18,7 @@ from scalebook.report.charts import by_size
 from scalebook.report.charts.scaling_charts import node_border
 from scalebook.report.pages import scaling_page
 
-FIELDS = ("tokens_per_second", "scaling_efficiency", "speedup")
+FIELDS = ("tokens_per_second", "scaling_efficiency")
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -163,13 +163,14 @@ def test_processes_of_a_cpu_have_no_law(tmp_path: Path) -> None:
     assert "cores, so nothing is fitted" in words(scaling_page.findings(every))
 
 
-def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
+def test_the_rate_is_drawn_with_the_base_times_the_ratio_of_sizes_as_ideal(
     weak: tuple[ScalingSeries, ...],
 ) -> None:
-    figures = scaling_page.charts(weak, "speedup")
+    figures = scaling_page.charts(weak, "tokens_per_second")
     assert figures is not None
     values = figures.parts[0][1].spec()["data"]["values"]
-    assert {v["world_size"]: v["ideal_speedup"] for v in values} == {8: 1, 16: 2, 32: 4}
+    ideal = {v["world_size"]: v["ideal_tokens_per_second"] for v in values}
+    assert [ideal[16] / ideal[8], ideal[32] / ideal[8]] == pytest.approx([2, 4], rel=1e-4)
     (share,) = (value["scaling_efficiency"] for value in values if value["world_size"] == 32)
     told = figures.parts[0][1].description.replace("\N{NO-BREAK SPACE}", " ")
     assert f"the fastest on 32 reaches {100 * share:.1f} % of the ideal" in told
@@ -205,7 +206,7 @@ def test_no_border_is_drawn_within_a_node_or_where_its_sides_overlap(tmp_path: P
 
 
 def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:
-    for figures in (scaling_page.figures(weak), scaling_page.charts(weak, "speedup")):
+    for figures in (scaling_page.figures(weak), scaling_page.charts(weak, "tokens_per_second")):
         assert figures is not None
         assert figures.parts[0][1].picture().startswith("<svg")
     assert "128" in words(scaling_page.projections(weak))
@@ -228,7 +229,7 @@ def test_of_many_groups_the_first_are_drawn_and_the_rest_are_counted(
 def test_no_run_gives_no_law_and_no_error() -> None:
     assert words(scaling_page.findings(())) == ""
     assert scaling_page.figures(()) is None
-    assert scaling_page.charts((), "speedup") is None
+    assert scaling_page.charts((), "tokens_per_second") is None
 
 
 def test_the_interval_of_an_efficiency_on_a_cpu_is_of_the_rate_per_process(tmp_path: Path) -> None:

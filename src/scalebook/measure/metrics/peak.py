@@ -18,7 +18,7 @@ def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, st
     if precision == "fp8":
         return named, None if named else (
             "An FP8 run computes attention and the output layer in BF16, so it has no single "
-            "peak. Name the denominator with --peak-precision fp8 or bf16."
+            "peak. 'scalebook list --peak-precision' names the denominator."
         )
     if precision == "fp32" and record.observed.get("float32_matmul") in ("high", "medium"):
         return "tf32", None

@@ -275,12 +275,6 @@ class ReportData:
         """The runs that did not complete; a void one did, with numbers that cannot be true."""
         return self.runs.filter(~pl.col("status").is_in(("completed", "void")))
 
-    @property
-    def failed(self) -> pl.DataFrame:
-        """The runs that did not complete, and those that failed after their last step."""
-        done = pl.col("status").is_in(("completed", "void"))
-        return self.runs.filter(~done | pl.col("cause").is_not_null())
-
 
 # The data of the build that is going on: all its pages are of one moment.
 HELD: ContextVar[ReportData | None] = ContextVar("HELD", default=None)

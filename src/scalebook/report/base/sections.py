@@ -41,6 +41,29 @@ def unranked(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(runs, what, run_links(ids))
 
 
+# A log from elsewhere that just stops: whether its run failed is not known.
+_OPEN = (pl.col("source") == "ingested") & (pl.col("status") == "interrupted")
+_OPEN &= pl.col("cause").is_null()
+
+
+def failed(data: ReportData) -> pl.DataFrame:
+    """Return the runs that failed, some of them after their last step."""
+    done = pl.col("status").is_in(("completed", "void"))
+    return data.runs.filter((pl.col("cause").is_not_null() | ~done) & ~_OPEN)
+
+
+def open_ended(data: ReportData) -> str:
+    """Return how many logs from elsewhere do not say how their run ended; empty without one."""
+    words = ("log does not say how its run ended", "logs do not say how their runs ended")
+    return count(found, *words) if (found := data.runs.filter(_OPEN).height) else ""
+
+
+def peak(row: Row) -> str:
+    """Return what the MFU of a run is a share of: ``dense BF16 peak, 989.4 TFLOP/s``."""
+    rate = number(row["peak_tflops_per_second"], 4)
+    return f"dense {precision_title(row['peak_precision'])} peak, {rate} TFLOP/s"
+
+
 def mfu(data: ReportData) -> Markup:
     """Return which run uses its device best, under which convention and peak, or why none does."""
     runs = data.completed
@@ -170,13 +193,9 @@ def jump_findings(data: ReportData) -> Iterator[Markup]:
 def foot(data: ReportData) -> Markup:
     """Return in one line how many runs there are and how MFU is counted."""
     known = data.completed.drop_nulls("mfu")
-    how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
-        maintain_order=True
-    )
     said = [
-        f"MFU: FLOPs by {convention_title(row[0])} over the dense {precision_title(row[1])} peak, "
-        f"{number(row[2], 4)} TFLOP/s"
-        for row in how.head(1).iter_rows()
+        f"MFU: FLOPs by {convention_title(row['flops_convention'])} over the {peak(row)}"
+        for row in known.head(1).iter_rows(named=True)
     ]
     runs = (
         f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"

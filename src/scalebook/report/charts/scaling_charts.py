@@ -23,7 +23,6 @@ _RATE = ("tokens_per_second", "tokens/s", ",.0f")
 
 FIELDS = {  # by column: its name, the title of its axis, the column of its ideal, the height
     "tokens_per_second": ("Throughput", "tokens/s", "ideal_tokens_per_second", 320),
-    "speedup": ("Speed-up", "speed-up", "ideal_speedup", 240),
     "scaling_efficiency": ("Scaling efficiency", "efficiency", "", 240),
 }
 

@@ -200,8 +200,10 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout on {}: {}, {}; 95\N{NO-BREAK SPACE}% intervals."
-    yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
+    words = "Best layout on {}: {}, {}; 95\N{NO-BREAK SPACE}% intervals{}."
+    basis = next((f"; MFU over the {sections.peak(one.row)}" for one in ones if one.row["mfu"]), "")
+    named = (platform_title(side_name(row)), sized(row), sequence_words(row), basis)
+    yield Markup(words).format(*named)
     if len(ones) > 1:
         against = versus.verdict_on(ones[-1], ones[0])
         if against is not None:
@@ -259,7 +261,7 @@ def _certainty(front: Front) -> Iterator[Markup]:
     rivals = [one for one in _rivals(front, best) if _short(one.row) != name]
     where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
-        yield Markup("Best layout on {}: only {} ran.").format(where, name)
+        yield Markup("Best layout on {}: only one ran, {}.").format(where, name)
     else:
         other, against = _short(rivals[0].row), versus.verdict_on(best, rivals[0])
         if against is None:
@@ -360,7 +362,7 @@ def _days(one: Configuration) -> str:
 
 
 def _failed(data: ReportData) -> Iterator[Markup]:
-    lost = data.failed
+    lost = sections.failed(data)
     if lost.is_empty():
         several = Markup("None of {} failed.").format(count(data.runs.height, "run"))
         yield several if data.runs.height > 1 else Markup("No run failed.")
@@ -376,6 +378,7 @@ def _failed(data: ReportData) -> Iterator[Markup]:
     rising = data.completed.filter(~pl.col("loss_fell")).height
     more = [count(without, "run has no steady rate", "runs have no steady rate")] if without else []
     more += [count(rising, "loss did not fall", "losses did not fall")] if rising else []
+    more += [how_ended] if (how_ended := sections.open_ended(data)) else []
     if more:
         yield Markup("{}.").format(join(more, "; "))
 

@@ -25,7 +25,6 @@ from scalebook.report.base.markup import (
     Markup,
     bullets,
     code,
-    join,
     opened,
     paragraphs,
     part,
@@ -72,20 +71,13 @@ def peaks(data: ReportData) -> Markup:
 
 def windows(data: ReportData) -> Markup:
     """Return how many steps the runs of this report are averaged over."""
-    judged = pl.col("steady").fill_null(value=False)
-    steady, short = data.completed.filter(judged), data.completed.filter(~judged)
-    sentences: list[Markup] = []
-    if steady.height:
-        low, high = steady["steady_steps"].min(), steady["steady_steps"].max()
-        span = f"{low}" if low == high else f"{low} to {high}"
-        words = "{} averaged over a steady state of {} steps."
-        many = count(steady.height, "run of this report is", "runs of this report are")
-        sentences.append(Markup(words).format(many, span))
-    if short.height:
-        words = "{} too few steps to say, and a rate without an interval: {}."
-        many = count(short.height, "run has", "runs have")
-        sentences.append(Markup(words).format(many, run_links(short["run_id"])))
-    return paragraphs(*([join(sentences, " ")] if sentences else []))
+    steps = data.completed.filter(pl.col("steady").fill_null(value=False))["steady_steps"]
+    if steps.is_empty():
+        return paragraphs()
+    low, high = steps.min(), steps.max()
+    many = count(len(steps), "run of this report is", "runs of this report are")
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return paragraphs(f"{many} averaged over a steady state of {span} steps.")
 
 
 MOST_ROWS = 500

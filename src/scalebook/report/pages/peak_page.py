@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -12,10 +12,10 @@ from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData, capacity
 from scalebook.report.base.markup import Markup, bullets, run_links
-from scalebook.report.base.naming import Row, precision_title
-from scalebook.report.base.quantities import count, percent, quantity, times
+from scalebook.report.base.naming import Row
+from scalebook.report.base.quantities import count
 from scalebook.report.base.sections import unranked
-from scalebook.report.base.versus import Configuration, configurations, named, rate
+from scalebook.report.base.versus import Configuration, configurations
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
 
@@ -152,45 +152,14 @@ def _day(column: str) -> Callable[[Row], str]:
     return lambda row: Configuration((row,)).derived(row[column])
 
 
-def findings(data: ReportData) -> Markup:
-    """Return the best of each group and what it could do in a day."""
-    runs = _by_use(best(data), data)
-    if runs.is_empty():
-        none = Markup("No run has a throughput that can be ranked, so there is no peak.")
-        return bullets([none, *_left_out(data)])
-    every = field(data)
-    ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
-    return bullets([*map(_peak, ranked.values()), *_left_out(data)])
-
-
-def _peak(ranked: Sequence[Configuration]) -> Markup:
-    """Return the best configuration of a group in words, and how far its slowest is behind."""
-    one = ranked[0]
-    row, mfu = one.row, Markup("")
-    if (share := one.mean("mfu")) is not None:
-        peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
-        mfu = Markup(", {} of the dense {} peak of {}").format(
-            percent(share), precision_title(row["peak_precision"]), peak
-        )
-    told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens per day").format(
-        row["group"],
-        named(one),
-        rate(one),
-        mfu,
-        one.derived(one.mean("tokens_per_day")),
-    )
-    if (samples := one.mean("samples_per_day")) is not None:
-        length = f"{row['sequence_length']:,}"
-        told += Markup(" ({} samples of {}), without a stop").format(one.derived(samples), length)
-    if len(ranked) == 1:
-        return told + "."
-    words = ". That is {2} the rate of the slowest of its {0}, {1}."
-    many = count(len(ranked), "configuration")
-    return told + Markup(words).format(many, named(ranked[-1]), times(one.rate / ranked[-1].rate))
+def left_out(data: ReportData) -> Markup:
+    """Return the runs that the page leaves out, and why; nothing where it shows all."""
+    return bullets(_left_out(data))
 
 
 def _left_out(data: ReportData) -> Iterator[Markup]:
-    """Yield the runs that the page leaves out, and why."""
+    if best(data).is_empty():
+        yield Markup("No run has a throughput that can be ranked, so there is no best one.")
     yield from unranked(data)
     shown = field(data)["run_id"].implode()
     missing = data.ranked.filter(pl.col("platform") == "cpu", ~pl.col("run_id").is_in(shown)).height

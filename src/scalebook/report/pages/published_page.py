@@ -39,7 +39,7 @@ from scalebook.report.base.markup import (
     unreadable,
 )
 from scalebook.report.base.naming import convention_title, is_whole, model_title, titled
-from scalebook.report.base.quantities import NONE, count, number, percent, quantity
+from scalebook.report.base.quantities import NONE, count, listed, number, percent, quantity
 from scalebook.report.base.stated import CLAIMS
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.rate_charts import published_field
@@ -181,26 +181,23 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
     there: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for item in known:
         there[item["model"], item["accelerator"], item["family"]].append(item["tflops"])
-    for (model, device, width), row in sorted(best.items(), key=lambda one: one[0] not in there):
-        rate = quantity(row["tflops"], "TFLOP/s per GPU")
-        head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
-            model_title(model), device, width, rate, run_link(row["run_id"])
-        )
+    alone: list[str] = []
+    for (model, device, width), row in best.items():
         same = there.get((model, device, width), [])
         if not same:
-            yield head + Markup(
-                "; the catalog has no published result of {} on this device."
-            ).format(model_title(model))
+            alone.append(f"{model_title(model)} on {device} ({width})")
             continue
-        above = sum(value > row["tflops"] for value in same)
-        yield head + Markup("; {} of {} from {} to {}, median {}: {} above ours.").format(
-            count(len(same), "published result"),
-            model_title(model),
-            number(min(same)),
-            number(max(same)),
-            number(median(same)),
-            above or "none",
+        words = (
+            "<strong>{} on {}</strong>, {}: {} ({}); {} from {} to {}, median {}: {} above ours."
         )
+        yield Markup(words).format(
+            model_title(model), device, width, quantity(row["tflops"], "TFLOP/s per GPU"),
+            run_link(row["run_id"]), count(len(same), "published result"),
+            *map(number, (min(same), max(same), median(same))),
+            sum(value > row["tflops"] for value in same) or "none",
+        )  # fmt: skip
+    if alone:
+        yield Markup("The catalog has no published result of {}.").format(listed(sorted(alone)))
 
 
 def best_by_precision(row: Row) -> dict[str, float]:

@@ -19,6 +19,7 @@ from scalebook.measure.reliability import (
     read_drill,
 )
 from scalebook.report.base import html_tables as tables
+from scalebook.report.base import sections
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import Markup, bullets, join, run_link, run_links
@@ -138,9 +139,8 @@ def failure_kinds(failed: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     for same in sorted(kinds, key=lambda same: -len(same)):
         first = same[0]
         cause = _cause(first)
-        words = first["reason"] or cause or "no reason recorded"
-        if len(same) > 1 and cause:
-            words = f"Cause: {cause.replace('_', ' ').replace('gpu', 'GPU')}"
+        words = first["reason"] or (cause or "no reason recorded").replace("_", " ")
+        words = "The first: " * (len({row["reason"] for row in same}) > 1) + words
         yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 
@@ -162,13 +162,13 @@ def statuses(data: ReportData) -> Markup:
     counts = data.runs.group_by("status").len().sort("len", "status", descending=[True, False])
     ends = join(f"{n} {tables.status_words(status)}" for status, n in counts.iter_rows())
     first = Markup("{}: {}.").format(count(data.runs.height, "run"), ends)
-    return bullets([first, *failures(data)])
+    return bullets([first, *failures(data), *filter(None, [sections.open_ended(data)])])
 
 
 def failures(data: ReportData) -> Iterator[Markup]:
     """Yield a sentence per kind of failure, and one of the configurations that were not tried."""
     inferred = pl.col("source") == "inferred"
-    for status, words, run_ids in failure_kinds(data.failed.filter(~inferred)):
+    for status, words, run_ids in failure_kinds(sections.failed(data).filter(~inferred)):
         many, ended = count(len(run_ids), "run"), tables.failure_words(status)
         said = Markup("<strong>{}</strong>: {} ({}). {}.")
         yield said.format(ended, many, run_links(run_ids), words)

@@ -21,7 +21,7 @@ from scalebook.report.base.markup import (
     run_links,
 )
 from scalebook.report.base.naming import Row, sentence
-from scalebook.report.base.quantities import NONE, count, interval, percent, times
+from scalebook.report.base.quantities import NONE, count, percent, times
 from scalebook.report.base.sections import missing_mfu, rising_losses, unranked
 from scalebook.report.base.versus import Configuration, configurations, named, rate, verdict_on
 
@@ -54,12 +54,6 @@ def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
-    top = max(ranked, key=lambda one: one.mean("tokens_per_second") or 0.0)
-    if top is not best:
-        total, (low, high) = top.mean("tokens_per_second") or 0.0, top.interval
-        ranks = total / top.rate
-        told = interval(total, low and low * ranks, high and high * ranks, "tokens/s")
-        yield Markup("The highest total is {}, with {}.").format(told, named(top))
 
 
 def _only(group: Markup, one: Configuration, reached: tuple[str, str]) -> Markup:

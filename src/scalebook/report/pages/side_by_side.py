@@ -142,8 +142,8 @@ def _words(one: TwoSides, stated: Stated) -> list[tuple[str, Markup]]:
 
 
 PRICED = Markup(
-    'in the last columns, by the formula of <a href="cost.html">Cost</a>. '
-    "They follow the prices that you type above."
+    "type the prices above, and the last columns of the table show it, by the formula of "
+    '<a href="cost.html">Cost</a>.'
 )
 
 

@@ -22,6 +22,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
 from scalebook.report.base.naming import (
     Row,
+    convention_title,
     headed,
     model_title,
     parted,
@@ -32,6 +33,7 @@ from scalebook.report.base.naming import (
     work_words,
 )
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
+from scalebook.report.base.sections import peak
 from scalebook.report.pages.throughput_page import costly, diagnoses
 from scalebook.report.site import build_cache
 
@@ -153,11 +155,13 @@ def _results(row: Row) -> Iterator[tuple[str, str]]:
     """Yield what a run reached, in words with units, as far as it is known."""
     if row["rate"] is not None:
         ends = row["rate_low"], row["rate_high"]
-        yield "Throughput", interval(row["rate"], *ends, row["rate_unit"])
+        steps = f", {row['measured_steps']:,} measured steps" if row["measured_steps"] else ""
+        yield "Throughput", interval(row["rate"], *ends, row["rate_unit"]) + steps
     for name, key, show in _RESULTS:
         if row.get(key) is not None:
             ends = [show(end) for part in ("low", "high") if (end := row.get(f"{key}_{part}"))]
-            yield name, f"{show(row[key])} ({' to '.join(ends)})" if ends else show(row[key])
+            within = f" ({' to '.join(ends)})" if ends else ""
+            yield name, show(row[key]) + within + (f" of the {peak(row)}" if key == "mfu" else "")
     for one in registered.every():
         if (value := row.get(one.name)) is not None:
             yield one.words, _shown(value, one.unit)
@@ -173,6 +177,7 @@ def _shown(value: Any, unit: str) -> str:
 _RESULTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("MFU", "mfu", percent),
     ("Model rate", "model_tflops_per_second_per_gpu", lambda x: quantity(x, "TFLOP/s per GPU")),
+    ("Convention", "flops_convention", convention_title),
     ("Median step", "step_seconds_median", duration),
     ("Peak memory", "peak_memory_gib", lambda x: quantity(x, "GiB")),
     ("Mean power", "mean_power_watts", lambda x: quantity(x, "W per GPU")),

@@ -64,6 +64,10 @@
         const ratio = JSON.parse(place.dataset.ratio);
         put(place, own[0] && own[1] ? over(ratio, own[0], own[1]) : "–");
       }
+      for (const place of box.querySelectorAll("[data-inputs], [data-ratio]")) {
+        const cell = place.closest("td"), head = cell.closest("table").tHead.rows[0];
+        cell.hidden = head.cells[cell.cellIndex].hidden = !Object.keys(found).length;
+      }
     }
 
     // First over second: the dearer side trains fewer tokens for the same money.
