@@ -850,7 +850,7 @@ def test_a_column_that_is_mapped_later_makes_another_run_with_its_times(tmp_path
     path, runs = write(tmp_path / "own.csv", rows), tmp_path / "runs"
     assert main(["ingest", str(path), "--runs", str(runs)]) == 0
     said = capsys.readouterr().out
-    assert "no column is known to be a step time: --map step_seconds=COLUMN." in said
+    assert "no step time: name its column, --map step_seconds=COLUMN." in said
     command = ["ingest", str(path), "--runs", str(runs), "--map", "step_seconds=seconds_per_iter"]
     for word in ("written", "unchanged"):
         assert main(command) == 0

@@ -11,7 +11,7 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.report.base.frames import load
-from scalebook.report.base.naming import fact_words, titled, verb
+from scalebook.report.base.naming import devices, fact_words, titled, verb
 
 GPU: dict[str, Any] = {"platform": "h100", "model": "llama3.1-8b", "precision": "bf16"}
 USUAL: dict[str, Any] = {}
@@ -191,3 +191,14 @@ def test_no_label_of_the_examples_needs_an_id_and_kernels_are_named(root: Path) 
     assert ways == [ways[0], f"{ways[0]} · keys gathered first"]
     older = "20261129-114150-gpt-oss-20b-2-w1-063d71669a05"
     assert labels[older].endswith("windows by an unknown kernel")
+
+
+@pytest.mark.parametrize(
+    ("size", "platform", "words"),
+    [
+        (1, "cpu", "1 CPU process"), (2, "cpu", "2 CPU processes"),
+        (1, "h200", "one H200"), (4, "h200", "4 H200 GPUs"),
+    ],
+)  # fmt: skip
+def test_what_a_run_ran_on_is_counted_in_words(size: int, platform: str, words: str) -> None:
+    assert devices({"world_size": size, "platform": platform}) == words

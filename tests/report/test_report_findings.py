@@ -329,7 +329,7 @@ def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
 
 def test_mfu_names_convention_peak_precision_and_device(tmp_path: Path) -> None:
     text = words(sections.mfu(load(write_sample(tmp_path))))
-    assert "by the convention Megatron causal, over 989.4 TFLOP/s, the dense BF16 peak of" in text
+    assert "by Megatron causal, of the dense BF16 peak, 989.4 TFLOP/s, of" in text
 
 
 def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:

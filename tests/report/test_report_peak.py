@@ -171,7 +171,7 @@ def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
 def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
     data = frames.collect(tmp_path, (), ())
     text = words(peak_page.left_out(data))
-    assert text == "No run has a throughput that can be ranked, so there is no best one."
+    assert text == "No run has a throughput that can be ranked, so there is no best."
     assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
     assert peak_page.spread(data) is None
     assert words(peak_page.best_table(data)) == ""

@@ -138,9 +138,7 @@ def test_runs_with_published_counterparts_come_first() -> None:
     assert ["no published result" in one for one in said] == [False, True]
     many = [{**ours[0], "model": name} for name in ("b", "a")]  # one sentence, not one each
     (alone,) = published_page._standing(tuple(many), [])
-    assert (
-        alone == "The catalog has no published result of a on H100 (16 bit) and b on H100 (16 bit)."
-    )
+    assert alone == "The catalog has no published result on H100 in 16 bit of a and b."
 
 
 def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:

@@ -201,9 +201,7 @@ def _print_people(runs: list[Ingested]) -> None:
         if run.summary["n_records"] == 0:
             print(f"{run.path.name}: the log has no training step, so the run has no rate.")
         elif run.summary["family"] == "rows" and not run.summary["step_seconds_median_of_rate"]:
-            print(
-                f"{run.path.name}: no column is known to be a step time: --map step_seconds=COLUMN."
-            )
+            print(f"{run.path.name}: no step time: name its column, --map step_seconds=COLUMN.")
         if missing := run.summary["missing"]:
             what = "MFU" if run.summary["tokens_per_second_per_gpu"] else "a rate and MFU"
             flags = " ".join(f"--{name}".replace("_", "-") for name in missing)

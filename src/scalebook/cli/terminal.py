@@ -228,7 +228,7 @@ def add_start_spread(parser: Flags) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``--output``, the folder of a site."""
-    text = "folder of the site (default: reports/_site; of the example runs: reports/_demo)"
+    text = "folder of the site (default: reports/_site; of demo: reports/_demo)"
     add_text(parser, "--output", "DIR", text)
 
 

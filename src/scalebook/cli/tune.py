@@ -95,7 +95,10 @@ def recommend(options: argparse.Namespace) -> int:
     options.precisions = [options.precision] if options.precision else []
     base, runs = _sought(options), existing_runs(options.runs)
     made = room.load(base.platform, runs, network_gbps=options.network_gbps)
+    console = Console(sys.stderr)  # thousands of layouts take a minute
+    console.live(f"Ranking the layouts of {base.model} on {base.world_size} x {base.platform}")
     found = found_for(base, made, runs, options.most)
+    console.clear()
     if options.json == "csv":
         print_data([row for kind in found for row in kind.rows], "csv")
     elif options.json:

@@ -253,7 +253,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
 def _command(config: RunConfig) -> str:
     """Return the command line that predicts this very configuration."""
     always = ("precision", "global_batch_size", *FOLLOWING)  # what depends on others if left out
-    fields = {n: getattr(config, n) for n in always} | config.model_dump(exclude_defaults=True)
+    fields = config.model_dump(exclude_defaults=True) | {n: getattr(config, n) for n in always}
     flags = {f"--{'no-' * (v is False)}{n.replace('_', '-')}": v for n, v in fields.items()}
     words = (w for flag, v in flags.items() for w in (flag, str(v)) if w not in ("True", "False"))
     return shlex.join(("scalebook", "predict", *words))

@@ -155,10 +155,11 @@ def work_words(row: Row) -> str:
 
 
 def devices(row: Row) -> str:
-    """Return what a run ran on: ``4 H200 GPUs``, ``one H200``."""
+    """Return what a run ran on: ``4 H200 GPUs``, ``one H200``, ``1 CPU process``."""
     size, device = row["world_size"], platform_title(row["platform"])
     one, many = units(row["platform"])
-    return f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
+    unit = one if size == 1 else many
+    return f"one {device}" if unit == "GPU" else f"{size} {device} {unit}"
 
 
 def has_experts(name: str | None) -> bool:

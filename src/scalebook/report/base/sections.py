@@ -42,8 +42,8 @@ def unranked(data: ReportData) -> Iterator[Markup]:
 
 
 # A log from elsewhere that just stops: whether its run failed is not known.
-_OPEN = (pl.col("source") == "ingested") & (pl.col("status") == "interrupted")
-_OPEN &= pl.col("cause").is_null()
+_SAYS_NO_END = (pl.col("source") == "ingested") & (pl.col("status") == "interrupted")
+_OPEN = _SAYS_NO_END & pl.col("cause").is_null()
 
 
 def failed(data: ReportData) -> pl.DataFrame:
@@ -76,8 +76,7 @@ def _best_mfu(runs: pl.DataFrame, several: bool) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
     split = sized(best)
     return Markup(
-        "The highest MFU{} is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by the "
-        "convention {}, over {} TFLOP/s, the dense {} peak of {}."
+        "The highest MFU{} is {}, by {} {} ({}): {} TFLOP/s per GPU by {}, of the {}, of {}."
     ).format(
         several * f" in {precision_title(best['peak_precision'])}",
         percent(best["mfu"]),
@@ -86,8 +85,7 @@ def _best_mfu(runs: pl.DataFrame, several: bool) -> Markup:
         run_link(best["run_id"]),
         number(best["model_tflops_per_second_per_gpu"]),
         convention_title(best["flops_convention"]),
-        number(best["peak_tflops_per_second"], 4),
-        precision_title(best["peak_precision"]),
+        peak(best),
         best["accelerator"],
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import polars as pl
@@ -154,20 +154,16 @@ def _day(column: str) -> Callable[[Row], str]:
 
 def left_out(data: ReportData) -> Markup:
     """Return the runs that the page leaves out, and why; nothing where it shows all."""
-    return bullets(_left_out(data))
-
-
-def _left_out(data: ReportData) -> Iterator[Markup]:
+    said = [*unranked(data)]
     if best(data).is_empty():
-        yield Markup("No run has a throughput that can be ranked, so there is no best one.")
-    yield from unranked(data)
+        said.insert(0, Markup("No run has a throughput that can be ranked, so there is no best."))
     shown = field(data)["run_id"].implode()
     missing = data.ranked.filter(pl.col("platform") == "cpu", ~pl.col("run_id").is_in(shown)).height
     if missing:
-        yield Markup("{} on a CPU left out: processes share its cores.").format(
-            count(missing, "run")
-        )
+        words = "{} on a CPU left out: processes share its cores."
+        said.append(Markup(words).format(count(missing, "run")))
     unsized = field(data).filter(pl.col("rate").is_null())
     if unsized.height:
         ids = run_links(unsized["run_id"])
-        yield Markup("The number of ranks of {} is not recorded.").format(ids)
+        said.append(Markup("The number of ranks of {} is not recorded.").format(ids))
+    return bullets(said)

@@ -181,11 +181,11 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
     there: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for item in known:
         there[item["model"], item["accelerator"], item["family"]].append(item["tflops"])
-    alone: list[str] = []
+    alone: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (model, device, width), row in best.items():
         same = there.get((model, device, width), [])
         if not same:
-            alone.append(f"{model_title(model)} on {device} ({width})")
+            alone[device, width].append(model_title(model))
             continue
         words = (
             "<strong>{} on {}</strong>, {}: {} ({}); {} from {} to {}, median {}: {} above ours."
@@ -196,8 +196,9 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
             *map(number, (min(same), max(same), median(same))),
             sum(value > row["tflops"] for value in same) or "none",
         )  # fmt: skip
-    if alone:
-        yield Markup("The catalog has no published result of {}.").format(listed(sorted(alone)))
+    for where, models in alone.items():
+        words = "The catalog has no published result on {} in {} of {}."
+        yield Markup(words).format(*where, listed(sorted(models)))
 
 
 def best_by_precision(row: Row) -> dict[str, float]:
