@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import FAKES, environment, small, without_torchrun
+from training import FAKES, small, without_torchrun
 
 from scalebook import store
 from scalebook.record import RunRecord
@@ -34,13 +34,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torchrun find the fake trainers, and be impatient."""
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    impatient(monkeypatch)
-
-
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the stand-in for torchrun start the fake trainers, and be impatient."""
-    monkeypatch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
     impatient(monkeypatch)
 
 
@@ -187,7 +180,7 @@ def test_the_rank_that_failed_is_named_not_the_one_that_lost_its_peer(tmp_path: 
     )
 
 
-@pytest.mark.usefixtures("ranks")
+@pytest.mark.usefixtures("torchrun")
 def test_a_collective_over_gloo_that_waits_in_vain_is_a_timeout(tmp_path: Path):
     record = train(tmp_path, "hang", "gloo_trainer", world_size=2)
     assert end_of(record) == ("timeout", "collective_timeout")
