@@ -12,8 +12,9 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import pytest
 
@@ -41,13 +42,11 @@ PROFILED = "20261128-084352-llama3.1-8b-8-w4-3d8b2ed3ed14"
 SAMPLED = "20261128-022021-llama3.1-8b-2-w1-7edfdce034a2"
 PROBE = "20261128-021940-h100-w4"
 BAD, GOOD = "bad", "good"
-FILES = {
-    name: f"{BAD}/{name}"
-    for name in (
-        *("record.json", "steps.jsonl", "telemetry.jsonl", "checkpoints.jsonl", "drill.json"),
-        *("profile/breakdown.json", "train.log", "config.json", "observed.json", "run.ipynb"),
-    )
-} | {
+OF_A_RUN = (
+    *("record.json", "steps.jsonl", "telemetry.jsonl", "checkpoints.jsonl", "drill.json"),
+    *("profile/breakdown.json", "train.log", "config.json", "observed.json", "run.ipynb"),
+)
+OF_A_FOLDER = {
     "probe.json": f"probes/{PROBE}/probe.json",
     "claims": "claims/own.toml",
     "economics.toml": "economics.toml",
@@ -143,15 +142,33 @@ DAMAGES = {
 }
 
 
+def _bad(path: Path, number: int = 0) -> str:
+    """Make a run that has every file, with a name of its own; return its id."""
+    shutil.copytree(EXAMPLES / DRILL, path)
+    (path / "profile").mkdir(exist_ok=True)
+    shutil.copy(EXAMPLES / PROFILED / "profile" / "breakdown.json", path / "profile")
+    lines = (EXAMPLES / SAMPLED / "telemetry.jsonl").read_text().splitlines(keepends=True)
+    (path / "telemetry.jsonl").write_text("".join(lines[:40]))
+    shutil.copy(EXAMPLES / PROFILED / "run.ipynb", path)
+    name = f"{DRILL[:-2]}{number:02d}" if number else DRILL
+    record = path / "record.json"
+    record.write_text(record.read_text().replace(DRILL, name))
+    return name
+
+
+@pytest.fixture(scope="module")
+def whole() -> Measured:
+    """The figures of the good run."""
+    answer = measured(store.read_run(EXAMPLES / PROFILED))
+    assert isinstance(answer, Measured)
+    return answer
+
+
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
+def sound(tmp_path: Path) -> Path:
+    """A folder with all kinds of files and one run."""
     runs = tmp_path / "runs"
     shutil.copytree(EXAMPLES / PROFILED, runs / GOOD)
-    shutil.copytree(EXAMPLES / DRILL, runs / BAD)
-    (runs / BAD / "profile").mkdir(exist_ok=True)
-    shutil.copy(EXAMPLES / PROFILED / "profile" / "breakdown.json", runs / BAD / "profile")
-    shutil.copy(EXAMPLES / SAMPLED / "telemetry.jsonl", runs / BAD)
-    shutil.copy(EXAMPLES / PROFILED / "run.ipynb", runs / BAD)
     shutil.copytree(EXAMPLES / "probes" / PROBE, runs / "probes" / PROBE)
     (runs / "claims").mkdir()
     (runs / "claims" / "own.toml").write_text(CLAIMS)
@@ -159,64 +176,96 @@ def runs(tmp_path: Path) -> Path:
     return runs
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_costs_its_own_row_only(
-    runs: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = measured(store.read_run(runs / GOOD))
-    DAMAGES[damage](runs / FILES[file])
-    began = time.monotonic()
+@pytest.fixture
+def runs(sound: Path) -> Path:
+    """The same with a run to damage."""
+    _bad(sound / BAD)
+    return sound
+
+
+def listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """Return the rows that the command lists, by run, and what it says of the others."""
     assert main(["list", "--json", "--runs", str(runs)]) == 0
     shown = capsys.readouterr()
-    rows = {row["run_id"]: row for row in json.loads(shown.out)}
-    assert isinstance(whole, Measured)
+    return {row["run_id"]: row for row in json.loads(shown.out)}, shown.err
+
+
+@pytest.mark.parametrize("file", OF_A_RUN)
+def test_a_damaged_file_of_a_run_costs_its_own_row_only(
+    sound: Path, whole: Measured, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every damage in a run of its own."""
+    names: dict[str, str] = {}
+    for number, (damage, change) in enumerate(DAMAGES.items(), 1):
+        names[damage] = _bad(sound / damage, number)
+        change(sound / damage / file)
+    began = time.monotonic()
+    rows, said = listed(sound, capsys)
     assert rows[PROFILED]["tokens_per_second"] == whole.metrics.tokens_per_second
-    # The other run is a row or a sentence, never nothing.
-    assert any(DRILL in name for name in rows) or str(runs / BAD) in shown.err
-    data = frames.load(runs)
-    assert PROFILED in set(data.runs["run_id"])
-    for directory in store.run_directories(runs):
+    # Each other run is a row or a sentence, never nothing.
+    unseen = {
+        damage: name
+        for damage, name in names.items()
+        if not any(name in row for row in rows) and str(sound / damage) not in said
+    }
+    assert not unseen
+    assert PROFILED in set(frames.load(sound).runs["run_id"])
+    for directory in store.run_directories(sound):
         read_checkpoints(directory)
         read_drill(directory)
         read_telemetry(directory)
-    read_probes(runs)
-    inputs = read_stated(runs)
+    assert time.monotonic() - began < 20 * len(DAMAGES)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", OF_A_FOLDER)
+def test_a_damaged_file_of_a_folder_costs_no_run(
+    sound: Path, whole: Measured, file: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DAMAGES[damage](sound / OF_A_FOLDER[file])
+    began = time.monotonic()
+    rows, _ = listed(sound, capsys)
+    assert rows[PROFILED]["tokens_per_second"] == whole.metrics.tokens_per_second
+    assert PROFILED in set(frames.load(sound).runs["run_id"])
+    read_probes(sound)
+    inputs = read_stated(sound)
     if file != "economics.toml":
         assert not inputs.problems
     elif damage not in ("empty", "truncated"):  # what it states, or why that is not known
         assert inputs.problems or inputs.of("h100", "pue") is not None
     try:
-        load_claims(runs / "claims" / "own.toml")
+        load_claims(sound / "claims" / "own.toml")
     except ClaimError as error:
         assert "own.toml" in str(error)
     assert time.monotonic() - began < 20
 
 
-OF_RUNS = [
-    *(
-        ["compare", GOOD, BAD],
-        ["diagnose", BAD],
-        ["reproduce", BAD],
-        ["export", "--to", "csv:o", BAD],
-    ),
+OF_ONE = (
+    *(["compare", GOOD], ["diagnose"], ["reproduce"]),
+    ["export", "--to", "csv:o"],
+)
+OF_RUNS = (
     *(["gate", "--baseline", "runs"], ["status", "--all"], ["feasibility"], ["recover"]),
     ["predict", "--model", "llama3.1-8b", "--platform", "h200", "--gpus", "8"],
     # Two GPUs have few layouts, and the run at hand is of that model.
     ["recommend", "--model", "llama3.1-8b@2", "--platform", "h200", "--gpus", "2"],
-]
-
-
-@pytest.mark.parametrize(
-    "damage", ["wrong types", "zeros", "lists", "NaN", "10^400", "surrogates", "pipe"]
 )
-@pytest.mark.parametrize("file", ["record.json", "steps.jsonl", "telemetry.jsonl"])
-def test_every_command_on_runs_has_an_answer_to_a_damaged_one(
-    runs: Path, file: str, damage: str, monkeypatch: pytest.MonkeyPatch
+
+
+def test_every_command_on_runs_has_an_answer_to_damaged_ones(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every damage in a run of its own; what reads all runs meets them all at once."""
     halves = _bytes(lambda data: data.replace(b'": "', b'": "\\ud800', 5))
-    (halves if damage == "surrogates" else DAMAGES[damage])(runs / BAD / file)
-    monkeypatch.chdir(runs.parent)
+    kinds = ("wrong types", "zeros", "lists", "NaN", "10^400", "surrogates", "pipe")
+    files = ("record.json", "steps.jsonl", "telemetry.jsonl")
+    monkeypatch.chdir(sound.parent)
+    for number, (file, damage) in enumerate(product(files, kinds), 1):
+        name = f"{damage} in {file}"
+        _bad(sound / name, number)
+        (halves if damage == "surrogates" else DAMAGES[damage])(sound / name / file)
+        for command in OF_ONE:
+            assert main([*command, name, "--runs", "runs"]) in (0, 1, 2), (command, name)
     for command in OF_RUNS:
         assert main([*command, "--runs", "runs"]) in (0, 1, 2), command
 
@@ -265,33 +314,36 @@ def _ended(_: Sequence[str]) -> CommandAnswer:
     return CommandAnswer(0, "JobId=7 JobState=TIMEOUT Reason=None", "")
 
 
-@pytest.mark.parametrize(
-    ("of_a_job", "damage"),
-    [(True, one) for one in (*DAMAGES, *ODD)]
-    + [(False, one) for one in ("wrong types", "NaN", "pipe", "directory", *ODD)],
-)
+@pytest.mark.parametrize("of_a_job", [True, False], ids=["of a job", "of no job"])
 @pytest.mark.parametrize("file", UNFINISHED)
 def test_a_damaged_file_of_an_unfinished_run_keeps_no_other_from_its_record(
-    tmp_path: Path, file: str, of_a_job: bool, damage: str
+    tmp_path: Path, file: str, of_a_job: bool
 ) -> None:
-    if damage == "too large" and file.startswith("train.log"):
-        return  # whatever trainers print is kept
-    bad, good = _unfinished(tmp_path, "1-bad"), _unfinished(tmp_path, "2-good")
-    DAMAGES[damage](bad / file) if damage in DAMAGES else (bad / file).write_text(ODD[damage])
+    """Every damage in a run of its own, and one run without any."""
+    damages = [*(DAMAGES if of_a_job else ("wrong types", "NaN", "pipe", "directory")), *ODD]
+    if file.startswith("train.log") and of_a_job:
+        damages.remove("too large")  # whatever trainers print is kept
+    places: dict[Path, str] = {}
+    for number, damage in enumerate(damages):
+        bad = _unfinished(tmp_path, f"{number}-bad")
+        places[tmp_path / f"{number}-bad"] = damage
+        DAMAGES[damage](bad / file) if damage in DAMAGES else (bad / file).write_text(ODD[damage])
+    good = _unfinished(tmp_path, "99-good")
     "\n".join(live.table(live.Monitor(tmp_path).snapshot())).encode()
     if of_a_job:
         settled = jobs.settle(tmp_path, _ended)
     else:
-        for partial in (good, bad) if file != "job.json" else (good,):
-            (partial / "job.json").unlink()
+        for partial in store.partial_directories(tmp_path):
+            if partial == good or file != "job.json":
+                (partial / "job.json").unlink()
             os.utime(partial, (0, 0))
         settled = finish_run.recover(tmp_path)
-    assert tmp_path / "2-good" in {one.path for one in settled}
+    assert tmp_path / "99-good" in {one.path for one in settled}
     for one in settled:  # a whole record, or a reason and everything as it was
         if one.record is not None:
-            assert store.read_run(one.path).record.run_id == one.path.name
+            assert store.read_run(one.path).record.run_id == one.path.name, places.get(one.path)
         else:
-            assert one.path == bad
+            assert one.path != good and one.path.exists(), one
 
 
 @pytest.mark.parametrize("damage", ["link out", "link to a device", "pipe", "directory"])

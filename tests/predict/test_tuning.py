@@ -536,7 +536,7 @@ def test_tuning_two_processes_finds_the_layout_that_trying_all_of_them_finds(
 @pytest.mark.slow
 def test_tuning_trains_and_its_records_say_what_for(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", environment(stand_in=True)["PYTHONPATH"])
-    sizes = ("--gpus", "1", "--global-batch-size", "8")
+    sizes = ("--gpus", "1", "--global-batch-size", "4", "--sequence-length", "32")
     code, found = tuned(tmp_path, capsys, FIXED, *sizes)
     records = [store.read_record(one) for one in store.run_directories(tmp_path)]
     assert {one.status for one in records} == {"completed"}

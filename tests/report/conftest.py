@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from scalebook.audit import Audit, Claims
 from scalebook.predict import search
 from scalebook.report import Places
+from scalebook.report.base import frames
 from scalebook.report.pages import predicted_page, published_page
 from scalebook.report.site import site_files
 
@@ -26,6 +28,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     for path in own.glob("vega-bundle-*.kept"):
         shutil.copy(path, folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _several_folders() -> Iterator[None]:
+    """Keep the data of more folders than one: those of the examples take five seconds to read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "_load", lru_cache(maxsize=8)(frames._load.__wrapped__))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -292,7 +292,8 @@ def test_what_is_no_manifest_gives_no_digest(programs: Callable[..., None]):
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the images' tables that a command can write."""
-    shutil.copytree(root / "containers", tmp_path / "checkout" / "containers")
+    kept = shutil.ignore_patterns("__pycache__")  # of the program that another test imports
+    shutil.copytree(root / "containers", tmp_path / "checkout" / "containers", ignore=kept)
     monkeypatch.setattr(project, "required_root", lambda: tmp_path / "checkout")
     return tmp_path / "checkout" / "containers"
 

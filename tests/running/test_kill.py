@@ -27,9 +27,9 @@ REAL_PLAN = """
 [plan]
 name = "real"
 [defaults]
-model = "tiny-llama"
-global_batch_size = 8
-sequence_length = 128
+model = "tiny-llama@2"
+global_batch_size = 2
+sequence_length = 32
 world_size = 2
 tensor_parallel_size = 2
 [[runs]]

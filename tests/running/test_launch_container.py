@@ -308,6 +308,12 @@ sys.exit(int(os.environ.get("STUB_EXIT", "0")))
 
 
 @pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    """A folder that a container may be given."""
+    return disk_path
+
+
+@pytest.fixture
 def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put programs named as the engines first on PATH; return the file they write calls to."""
     folder = tmp_path / "bin"

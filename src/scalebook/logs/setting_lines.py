@@ -104,7 +104,7 @@ _PARTIAL = re.compile(
     r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting|Setting up) LoRA)"
 )
 _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
-_FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
+_FROZEN = re.compile(r"(?<![\d.,])([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
 _WORLD = re.compile(
