@@ -330,10 +330,13 @@ def _joined(over: str, cell: str) -> str:
     return next((one for one in tried if named_by(*heading_of(one))), f"{over} {cell}")
 
 
-_NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+# of 8, the 8; 1,2,4 is a list
+_NUMBER = re.compile(
+    r"(?<![A-Za-z\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,24})(?!,?\d)(?:\.\d{1,17}(?!\d))?(?:[KMBT]\b)?"
+)
 
 
-_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>([-+−]|(?<![\d.])\d)[\d.]* ?%)")
+_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>[-+−]?\d+(\.\d+)? ?%)")
 _KINDS = ("ratio", "increase", "reduction")
 _MOST_PAIRED = 24  # columns of a table whose pairs are tried
 # rows, their share, and digits in all, that settle what a column is a ratio of
@@ -352,7 +355,9 @@ def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Itera
         told = [
             (line, [row[0], stated["ratio"] or "", stated["share"] or ""], numbers)
             for line, row, numbers in lines
-            if at < len(row) and (stated := _RATIO.match(plain(row[at])))
+            if at < len(row)
+            and not row[at].startswith(CONTINUED)
+            and (stated := _RATIO.match(plain(row[at])))
         ]
         beside = [(at - 2, at - 1)] * (at in compared and at > 1)
         every = permutations(range(1, wide), 2) if len(told) >= _FEWEST_FITS else ()
@@ -371,7 +376,7 @@ _Told = Sequence[tuple[int, list[str], list[_Number]]]
 def _single(cell: str) -> _Number:
     """Return the one number of a cell and its unit; of 9000 / 10000: which?"""
     text = plain(re.sub(r"\([^()]*\)", "", cell))
-    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/]", "", _NUMBER.sub("", text.lower()))
+    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/%]", "", _NUMBER.sub("", text.lower()))
     return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
 
 
@@ -389,6 +394,9 @@ def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sh
             first, second = second, first
         over = second.interval / first.interval
         right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
+        points = (second.interval + -first.interval).scaled(0.01)
+        if one[1] == "%" and share and ratio.claimed.meets(points):
+            continue  # 92 % is 22 points above 70 %
         fits += [ratio.text] if ratio.claimed.meets(right) else []
         rows.append((line, [plain(label), first.text, second.text, ratio.text]))
     digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
@@ -466,7 +474,8 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     """Return the peaks in a column of a table of devices; those of game cards have two meanings."""
     found: list[tuple[int, list[str]]] = []
     for line, row in rows:
-        sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
+        words = (cell for cell in row if not plain(cell)[:1].isdigit())  # Mode: Sparse (2:4)
+        sparse = "spars" in " ".join([sheet.head[at], row[at], *words]).lower()
         rate = _base_amount(plain(row[at]), sheet.head[at])
         pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:

@@ -45,7 +45,7 @@ from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import TOTAL, base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.settings import SETTINGS
+from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
@@ -72,7 +72,9 @@ _COUNTS = frozenset({"gpus", "gpus_per_node", "batch_size_per_replica", "price_p
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
-_ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
+_SHAPE = {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "num_experts"}
+_ALIKE = ({"model", "parameters", *_SHAPE}, {"gpus", "nodes", "data_parallel_size"})
+_PARTS = {"gpus_per_node", "data_parallel_size", *PARALLEL_SIZES}  # of all GPUs
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
@@ -170,7 +172,8 @@ def _markdown(text: str) -> Iterator[Sheet]:
             _say(sheet, outer[-1][-MOST_TEXT:])
             around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            titles = (plain(one.partition("\n")[0]) for one in outer)
+            titles = [plain(one.partition("\n")[0]) for one in outer]
+            sheet.far |= only.keys() - sheet.given.keys() - context(" ".join(titles)).keys()
             sheet.far |= only.keys() & _COUNTS | counts.keys() & {"global_batch_size"}
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
@@ -516,7 +519,9 @@ def _row(
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
     doubtful |= {one.field for one in seen if cells[one.index].startswith(CONTINUED)}
-    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are not 600 devices
+    apart = {one.index for one in columns if one.field in _PARTS}  # 1x A10 of a node
+    words_of = (cell for index, cell in enumerate(shown) if index not in apart)
+    for name, value in sizes_in(" | ".join(words_of)):  # of a cell: 600 | A100 are not 600 devices
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:

@@ -153,6 +153,9 @@ def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Pri
     times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
     fell = values["after"].value < values["before"].value
     found = {name: value for name, value in values.items() if name != "increase"}
+    points = values["after"].interval + -values["before"].interval  # of two percentages
+    if units == {"%"} and not times and stated.claimed.meets(points):
+        return found
     if len(units - {""}) > 1 or not (times or "%" in stated.text or abs(stated.value) < 1):
         return found
     if not times and (not fell or stated.value < 0):

@@ -248,8 +248,10 @@ def _checks(table: Table) -> list[Check]:
     summed, checks = _summed(table), list[Check]()
     pairs = list(zip(known, every, strict=True))
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
+    fitting = [one for found in every for one in found if (one.field, one.verdict) == _FITS]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
     confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
+    confirmed |= {"model" for one in fitting if "flops_per_token" in _words(one)}
     held = {one.rule for row, one in holding if row.label != table.base}
     for item, found in pairs:
         meant = [one for one in found if not _of_another_rate(one, found, held)]
@@ -278,7 +280,7 @@ def _doubts(row: Row, check: Check) -> list[str]:
     ]
 
 
-_ALL = "tokens_per_second"
+_ALL, _FITS = "tokens_per_second", ("mfu", "possible")  # without a length, of the text's model
 
 
 def _words(check: Check) -> set[str]:
