@@ -9,39 +9,23 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from itertools import permutations
+from itertools import permutations, product
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Row
+from scalebook.audit.claimed_rows import Row, Sheet
 from scalebook.audit.fields import device_of, forms_of, heading_of, named_by, peaks_of, plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words
-from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.printed import IN_HEAD, Printed, amount, base_amount, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
 from scalebook.measure.intervals import Interval, point
 
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
-
-
-@dataclass(slots=True)
-class Sheet:
-    """A table as it stands in a document: its heading cells and its rows with their lines."""
-
-    name: str
-    head: list[str]
-    rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
-    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
-    above: str = ""  # that text, where nothing is read of it yet, and what follows the table
-    below: str = ""
-    far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
-    sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
-    cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
-    lines: dict[int, int] = field(default_factory=dict[int, int])  # by column, where it was a row
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
@@ -158,11 +142,6 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
     if value is not None and quantity in rules["factors"]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
-    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
-        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
-        low, high = vocabulary.in_petaflops(value), value
-        if not high * 0.99 < low < high:
-            return
     else:
         return
     yield Fact(
@@ -178,31 +157,6 @@ def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
         reverse=True,
     )
     return forms[0].name if forms else name
-
-
-_AMOUNT = re.compile(
-    r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
-)
-_IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
-_IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
-
-
-def _base_amount(cell: str, head: str = "") -> str:
-    """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
-    cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
-    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops|tflop/s)", head, re.IGNORECASE)
-    if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
-        cell = f"{cell} {unit[unit.lastindex or 1]}"
-    found = _AMOUNT.findall(cell)
-    if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
-        return ""
-    number, unit = found[0][0].replace(",", ""), found[0][1].lower()
-    mark, number = ("~" if number[0] in "~≈" else ""), number.lstrip("~≈ ")
-    if unit.startswith("gflop"):
-        return f"{mark}{float(number) / 1e3:.10g} tflops"
-    if "flop" in unit:
-        return f"{mark}{number} {unit}"
-    return mark + (f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number)
 
 
 def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
@@ -339,38 +293,70 @@ _NUMBER = re.compile(
 _RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>[-+−]?\d+(\.\d+)? ?%)")
 _KINDS = ("ratio", "increase", "reduction")
 _MOST_PAIRED = 24  # columns of a table whose pairs are tried
-# rows, their share, and digits in all, that settle what a column is a ratio of
-_FEWEST_FITS, _MOST_FIT, _FEWEST_DIGITS = 4, 0.8, 10
+# how many rows, their share, and their digits in all settle what a column is a ratio of: where it
+# says so, of the values before it; of rows that the heading compares; and of any
+_ENOUGH = {"beside": (1, 0, 0), "share": (1, 0.5, 3), "rows": (1, 0.8, 3), "any": (4, 0.8, 10)}
+_SHARE = re.compile(r"(?i)efficiency|utili[sz]ation|% of .*|share( of .*)?")
+
+_Number = tuple[Printed, str] | None
+_Told = tuple[int, str, re.Match[str], _Number, _Number]  # line, label, ratio, and what it is of
 
 
-def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Iterator[Sheet]:
+def ratios_of(
+    sheet: Sheet, compared: Sequence[int], unread: list[str], named: bool = False
+) -> Iterator[Sheet]:
     """Yield rows of two values and their ratio, their share or the increase.
 
-    A column that says that it compares is of the two before it if one row's is. Any other column
-    of shares or factors is of two columns if nearly all its rows are.
+    A column that says that it compares is of the two before it if one row's is (not if headings are
+    ``named``), or of one over the row above or the one row that it says nothing of. Any other
+    column of shares or factors is of two columns, or over such a row, if nearly all its rows are.
     """
-    wide = len(sheet.head) if len(sheet.head) <= _MOST_PAIRED else 0
-    lines = [(line, row, [_single(cell) for cell in row]) for line, row in sheet.rows]
     for at, head in enumerate(sheet.head):
-        told = [
-            (line, [row[0], stated["ratio"] or "", stated["share"] or ""], numbers)
-            for line, row, numbers in lines
-            if at < len(row)
-            and not row[at].startswith(CONTINUED)
-            and (stated := _RATIO.match(plain(row[at])))
-        ]
-        beside = [(at - 2, at - 1)] * (at in compared and at > 1)
-        every = permutations(range(1, wide), 2) if len(told) >= _FEWEST_FITS else ()
-        pairs = [*beside, *(pair for pair in every if at not in pair)]
-        tried = (_related(told, one, kind, one in beside) for one in pairs for kind in _KINDS)
+        stated = {
+            index: told
+            for index, (_, row) in enumerate(sheet.rows)
+            if at < len(row) and (told := _RATIO.match(plain(row[at])))
+            if not row[at].startswith(CONTINUED)
+        }
+        tried = (
+            _related(told, kind, how)
+            for how, every in _sides(sheet, stated, at, at in compared)
+            if not (named and how == "beside")
+            for told in [[*every]]
+            for kind in _KINDS
+        )
         if found := next(filter(None, tried), None):
             yield replace(found, name=sheet.name)
-        elif at in compared and told:
+        elif at in compared and stated and not named:
             unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
 
 
-_Number = tuple[Printed, str] | None
-_Told = Sequence[tuple[int, list[str], list[_Number]]]
+def _sides(
+    sheet: Sheet, stated: dict[int, re.Match[str]], at: int, compares: bool
+) -> Iterator[tuple[str, Iterator[_Told]]]:
+    """Yield how a column may be meant, and with each of its ratios the two values of that."""
+    wide = len(sheet.head)
+    numbers = [[*map(_single, row), *[None] * wide] for _, row in sheet.rows]
+
+    def told(one: int, other: int, base: int | None = None) -> Iterator[_Told]:
+        for index, match in stated.items():
+            over = index if base is None else index - 1 if base < 0 else base
+            line, row = sheet.rows[index]
+            if over >= 0:
+                yield line, row[0], match, numbers[over][one], numbers[index][other]
+
+    if at > 1 and compares:
+        yield "beside", told(at - 2, at - 1)
+    if at > 1 and _SHARE.fullmatch(heading_of(sheet.head[at])[0]):
+        yield "share", told(at - 1, at - 2)
+    many = len(stated) >= _ENOUGH["any"][0]
+    columns = [one for one in range(1, wide) if one != at and wide <= _MOST_PAIRED]
+    pairs = permutations(columns, 2) if many else ()
+    others = [index for index in range(len(sheet.rows)) if index not in stated]
+    bases = [-1, *others[: len(others) == 1]] if many or compares else []
+    yield from (("any", told(*pair)) for pair in pairs)
+    for base, one in product(bases, columns):
+        yield "rows" if compares else "any", told(one, one, base)
 
 
 def _single(cell: str) -> _Number:
@@ -380,14 +366,15 @@ def _single(cell: str) -> _Number:
     return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
 
 
-def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sheet | None:
-    """Return the rows of two columns of which a third is the ratio, where enough rows say so."""
+def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
+    """Return the rows of two values of which a third is the ratio, where enough rows say so."""
     rows, fits = list[tuple[int, list[str]]](), list[str]()
-    for line, (label, factor, share), numbers in told:
-        one, other = (numbers[at] if at < len(numbers) else None for at in pair)
+    for line, label, match, one, other in told:
+        factor, share = match["ratio"] or "", match["share"] or ""
         if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
             continue
-        if near_it and share and (kind != "increase" or share[0].isdigit()):
+        meant = {"share": kind == "ratio", "any": True}  # else with its sign
+        if share and not meant.get(how, kind == "increase" and not share[0].isdigit()):
             continue
         first, second, ratio = one[0], other[0], read_printed((factor or share).replace("−", "-"))
         if factor and (second.value < first.value) != (ratio.value < 1):
@@ -399,9 +386,10 @@ def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sh
             continue  # 92 % is 22 points above 70 %
         fits += [ratio.text] if ratio.claimed.meets(right) else []
         rows.append((line, [plain(label), first.text, second.text, ratio.text]))
+    least, most, fewest = _ENOUGH[how]
     digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
-    enough = len(fits) >= max(_FEWEST_FITS, _MOST_FIT * len(rows)) and digits >= _FEWEST_DIGITS
-    return Sheet("", ["", "before", "after", kind], rows) if enough or (near_it and fits) else None
+    enough = len(fits) >= max(least, most * len(rows)) and digits >= fewest
+    return Sheet("", ["", "before", "after", kind], rows) if enough else None
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
@@ -411,7 +399,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         sheet = next(turned(replace(sheet, head=heads)), sheet)
         heads = [plain(one) for one in sheet.head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
-    plain_heads = [_IN_HEAD.sub("", one.lower()) for one in heads]  # without units
+    plain_heads = [IN_HEAD.sub("", one.lower()) for one in heads]  # without units
     fitting = {
         name: [at for at, one in enumerate(plain_heads) if at and re.fullmatch(rule, one)]
         for name, rule in rules.items()
@@ -448,7 +436,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
 
 def _part(row: Sequence[str], heads: Sequence[str], name: str, at: int) -> str:
     """Return the amount of a device's part, a link's in GB/s."""
-    stated = _base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
+    stated = base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
     return f"{amount(stated) * 1e3:.10g}" if stated and name.startswith("inter") else stated
 
 
@@ -476,7 +464,7 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     for line, row in rows:
         words = (cell for cell in row if not plain(cell)[:1].isdigit())  # Mode: Sparse (2:4)
         sparse = "spars" in " ".join([sheet.head[at], row[at], *words]).lower()
-        rate = _base_amount(plain(row[at]), sheet.head[at])
+        rate = base_amount(plain(row[at]), sheet.head[at])
         pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:
             found.append((line, [row[0], row[0], precision, *pair]))
@@ -573,12 +561,6 @@ def device_in(text: str) -> dict[str, str]:
     found, rest = devices_and_rest(text)
     other = vocabulary.pattern("devices").search(rest)
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
-
-
-def amount(text: str) -> float:
-    """Return the first number of a text; 0 without one."""
-    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
-    return float(found[0]) if found else 0.0
 
 
 def near(text: str, rates: Sequence[float]) -> bool:

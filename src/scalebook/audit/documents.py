@@ -14,13 +14,11 @@ from pathlib import Path
 
 from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Claims, Row, Table, read_utf8
+from scalebook.audit.claimed_rows import Claims, Row, Sheet, Table, read_utf8
 from scalebook.audit.device_tables import (
     CONTINUED,
     MOST_COLUMNS,
     MOST_ROWS,
-    Sheet,
-    amount,
     by_case,
     context,
     device_in,
@@ -36,6 +34,7 @@ from scalebook.audit.printed import (
     BY_UNIT,
     Heading,
     Printed,
+    amount,
     improved,
     read_cell,
     read_printed,
@@ -432,7 +431,7 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield sheet
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    yield from device_tables.ratios_of(sheet, [] if named else ratio, unread)
+    yield from device_tables.ratios_of(sheet, ratio, unread, named)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -529,6 +528,7 @@ def _row(
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     doubtful |= _sized_model(sheet, at, values, words)
     unread += knowledge.not_in_catalog(at, words)
+    doubtful |= {"accelerator"} & at.keys() - words.keys()
     own = {} if "accelerator" in at else device_in(" | ".join(shown))
     part = context(" ".join(shown[len(sheet.head) :]))
     own |= named_once("row", " ".join(shown))

@@ -12,12 +12,13 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
 from scalebook.audit.identities import Fact, behind, identities, operand, show
 from scalebook.audit.knowledge import Known, accelerator_of, has_experts, know, model_of
+from scalebook.audit.printed import Printed
 from scalebook.audit.row_checks import OF_ONE, check_row, compare, judged
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality import Case, Problem, check
-from scalebook.measure.intervals import point
+from scalebook.measure.intervals import Interval, point
 from scalebook.settings import PARALLEL_SIZES
 
 # Rules that a table of sizes can break. Uneven layers are only noted: Megatron takes a layout of
@@ -208,12 +209,38 @@ TOTAL = re.compile(r"(grand |sub-?)?total\b|sum$", re.IGNORECASE)  # begins the 
 SIZELESS = ("gpus", "mfu")
 
 
+_FEWEST_PEAKS, _SAME, _NARROWER = 3, 0.02, (4, 2, 0.5, 0.25)  # of another precision
+
+
+def _implied(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with the peak that the TFLOP/s over the MFU of all but one of them imply."""
+    every, peaks = list(rows), dict[int, Interval]()
+    for at, row in enumerate(rows):
+        rate, mfu = map(row.values.get, ("model_tflops_per_second_per_gpu", "mfu"))
+        known = {"accelerator", "peak_tflops_per_second"} & {*row.words, *row.values, *row.doubtful}
+        if rate and mfu and mfu.claimed.low > 0 and not known:
+            peaks[at] = rate.claimed / mfu.claimed
+    agree = [[one for one in peaks.values() if one.meets(each)] for each in peaks.values()]
+    most = max(agree, key=len, default=[])
+    if len(most) < max(_FEWEST_PEAKS, len(peaks) - 1):
+        return every
+    peak = Interval(*sorted((max(one.low for one in most), min(one.high for one in most))))
+    text = f"{peak.middle:.5g} (as other rows imply)"
+    stated = {"peak_tflops_per_second": Printed(text, peak.middle, peak, peak)}
+    for at, one in peaks.items():
+        if all(abs(one.middle / peak.middle / of - 1) > _SAME for of in _NARROWER):
+            values, given = {**rows[at].values, **stated}, rows[at].given | stated.keys()
+            every[at] = replace(rows[at], values=values, given=given)
+    return every
+
+
 def check_table(table: Table) -> list[Check]:
     """Return every check of a table's rows, in their order.
 
     Without a precision an MFU may be of the FP8 peak, and one in FP8 of the BF16 peak, unless
     another of the table holds.
     """
+    table = replace(table, rows=tuple(_implied(table.rows)))
     rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
     checks = _checks(replace(table, rows=tuple(rows)))
     verdicts = {one.verdict for one in checks if one.field == "mfu"}
