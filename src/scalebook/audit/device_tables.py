@@ -296,6 +296,7 @@ _MOST_PAIRED = 24  # columns of a table whose pairs are tried
 # how many rows, their share, and their digits in all settle what a column is a ratio of: where it
 # says so, of the values before it; of rows that the heading compares; and of any
 _ENOUGH = {"beside": (1, 0, 0), "share": (1, 0.5, 3), "rows": (1, 0.8, 3), "any": (4, 0.8, 10)}
+_COARSE = 0.05
 _SHARE = re.compile(r"(?i)efficiency|utili[sz]ation|% of .*|share( of .*)?")
 
 _Number = tuple[Printed, str] | None
@@ -353,7 +354,11 @@ def _sides(
     columns = [one for one in range(1, wide) if one != at and wide <= _MOST_PAIRED]
     pairs = permutations(columns, 2) if many else ()
     others = [index for index in range(len(sheet.rows)) if index not in stated]
-    bases = [-1, *others[: len(others) == 1]] if many or compares else []
+    named = [
+        index for index in others if re.search(r"\w", "".join(sheet.rows[index][1][at : at + 1]))
+    ]
+    base = named or [*others]  # baseline, or else -
+    bases = [-1, *base[: len(base) == 1]] if many or compares else []
     yield from (("any", told(*pair)) for pair in pairs)
     for base, one in product(bases, columns):
         yield "rows" if compares else "any", told(one, one, base)
@@ -384,6 +389,8 @@ def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
         points = (second.interval + -first.interval).scaled(0.01)
         if one[1] == "%" and share and ratio.claimed.meets(points):
             continue  # 92 % is 22 points above 70 %
+        if how != "beside" and right.high - right.low > _COARSE:
+            continue  # 1 over 1 may be anything
         fits += [ratio.text] if ratio.claimed.meets(right) else []
         rows.append((line, [plain(label), first.text, second.text, ratio.text]))
     least, most, fewest = _ENOUGH[how]
@@ -529,7 +536,7 @@ def _models_in(text: str) -> set[str]:
         for name, shape in catalog.model_names().items()
         if not shape.startswith(TINY)
     }
-    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
+    bounded = {rf"(?<![\w.]){pattern}(?!\.?\w)": shape for pattern, shape in names.items()}
     return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -12,13 +12,12 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Table, check_of
 from scalebook.audit.identities import Fact, behind, identities, operand, show
 from scalebook.audit.knowledge import Known, accelerator_of, has_experts, know, model_of
-from scalebook.audit.printed import Printed
 from scalebook.audit.row_checks import OF_ONE, check_row, compare, judged
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality import Case, Problem, check
-from scalebook.measure.intervals import Interval, point
+from scalebook.measure.intervals import point
 from scalebook.settings import PARALLEL_SIZES
 
 # Rules that a table of sizes can break. Uneven layers are only noted: Megatron takes a layout of
@@ -209,38 +208,12 @@ TOTAL = re.compile(r"(grand |sub-?)?total\b|sum$", re.IGNORECASE)  # begins the 
 SIZELESS = ("gpus", "mfu")
 
 
-_FEWEST_PEAKS, _SAME, _NARROWER = 3, 0.02, (4, 2, 0.5, 0.25)  # of another precision
-
-
-def _implied(rows: Sequence[Row]) -> list[Row]:
-    """Return rows with the peak that the TFLOP/s over the MFU of all but one of them imply."""
-    every, peaks = list(rows), dict[int, Interval]()
-    for at, row in enumerate(rows):
-        rate, mfu = map(row.values.get, ("model_tflops_per_second_per_gpu", "mfu"))
-        known = {"accelerator", "peak_tflops_per_second"} & {*row.words, *row.values, *row.doubtful}
-        if rate and mfu and mfu.claimed.low > 0 and not known:
-            peaks[at] = rate.claimed / mfu.claimed
-    agree = [[one for one in peaks.values() if one.meets(each)] for each in peaks.values()]
-    most = max(agree, key=len, default=[])
-    if len(most) < max(_FEWEST_PEAKS, len(peaks) - 1):
-        return every
-    peak = Interval(*sorted((max(one.low for one in most), min(one.high for one in most))))
-    text = f"{peak.middle:.5g} (as other rows imply)"
-    stated = {"peak_tflops_per_second": Printed(text, peak.middle, peak, peak)}
-    for at, one in peaks.items():
-        if all(abs(one.middle / peak.middle / of - 1) > _SAME for of in _NARROWER):
-            values, given = {**rows[at].values, **stated}, rows[at].given | stated.keys()
-            every[at] = replace(rows[at], values=values, given=given)
-    return every
-
-
 def check_table(table: Table) -> list[Check]:
     """Return every check of a table's rows, in their order.
 
     Without a precision an MFU may be of the FP8 peak, and one in FP8 of the BF16 peak, unless
     another of the table holds.
     """
-    table = replace(table, rows=tuple(_implied(table.rows)))
     rows = (replace(row, doubtful=row.doubtful - {"peak_precision"}) for row in table.rows)
     checks = _checks(replace(table, rows=tuple(rows)))
     verdicts = {one.verdict for one in checks if one.field == "mfu"}
@@ -260,10 +233,10 @@ def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
     known = [know(row, (*_own_base(row), *_comparable(row, base, facts))) for row in table.rows]
-    every = list[list[Check]]()
+    every, firsts = list[list[Check]](), _firsts(table.same, known)
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
-        found.extend(_same(table, known, index))
+        found.extend(_same(known, index, firsts))
         if item.row.label == table.total:
             sums = list(_sum(known, index))
             fits = len(sums) == 1 or any(one.verdict == "holds" for one in sums)
@@ -373,20 +346,45 @@ def _model(row: Row) -> tuple[str | None, ...]:
     return (row.words.get("model"), *(size.text if size else None for size in sizes))
 
 
-def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
-    """Compare what the source gives as one and the same with the first row that has it."""
-    for quantity in table.same:
-        holders = [i for i, item in enumerate(known) if quantity in item.facts]
-        if index not in holders or index == holders[0]:
+_FEWEST_PEAKS, _PRECISIONS = 3, (4, 2, 0.5, 0.25)  # of a peak, in another precision
+
+
+def _firsts(same: Sequence[str], known: Sequence[Known]) -> dict[str, int]:
+    """Return the quantities that rows share, with the row that says it, the first.
+
+    And the peak, where the TFLOP/s over the MFU of all rows but one say the same.
+    """
+    holders = {name: [i for i, one in enumerate(known) if name in one.facts] for name in same}
+    peaks = {
+        at: fact.cut
+        for at, one in enumerate(known)
+        for fact in one.facts.get(_PEAK, ())[:1]
+        if fact.origin == "derived" and "accelerator" not in one.row.doubtful
+    }
+    agree = {at: sum(one.meets(peak) for one in peaks.values()) for at, peak in peaks.items()}
+    first = max(agree, key=agree.__getitem__, default=0)
+    enough = agree and agree[first] >= max(_FEWEST_PEAKS, len(peaks) - 1)
+    return {name: at[0] for name, at in holders.items() if at} | ({_PEAK: first} if enough else {})
+
+
+_PEAK = "peak_tflops_per_second"
+
+
+def _same(known: list[Known], index: int, firsts: Mapping[str, int]) -> Iterator[Check]:
+    """Compare what the source gives as one and the same with the row that says it."""
+    for quantity, at in firsts.items():
+        if index == at or quantity not in known[index].facts:
             continue
-        first, here = known[holders[0]], known[index]
+        first, here = known[at], known[index]
         inputs = {name for fact in here.facts[quantity] for name in fact.inputs}
         field = judged(here.row, (quantity, *sorted(inputs)))
         if field is None:
             continue
         expected = first.facts[quantity][0]
         mine = here.facts[quantity][0]
-        verdict = "holds" if mine.interval.meets(expected.interval) else "contradicts"
+        if quantity == _PEAK and any(mine.cut.scaled(of).meets(expected.cut) for of in _PRECISIONS):
+            continue
+        verdict = "holds" if mine.cut.meets(expected.cut) else "contradicts"
         arithmetic = "; ".join(dict.fromkeys((*expected.steps, *mine.steps)))
         rule = f"same {quantity} as {first.row.label!r}"
         note = f"{show(mine.value)} against {show(expected.value)}"
