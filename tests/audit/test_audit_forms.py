@@ -369,13 +369,6 @@ def test_a_change_may_be_of_the_row_above_or_over_the_row_that_says_nothing():
     assert accused_in(text.format("+29.2%") + two) == set()  # of which of the two?
 
 
-def test_an_efficiency_is_a_share_of_the_two_values_before_it():
-    """794.5 / 989 = 80.3 %, 1,745 / 2,250 = 77.6 %."""
-    rows = "Device|MAMF|Theoretical|Efficiency\n-|-|-|-\nx|794.5|989|80.3%\ny|1745.0|2250|{}\n"
-    assert accused_in(rows.format("77.6%")) == set()
-    assert accused_in(rows.format("87.6%")) == {"87.6%"}
-
-
 def test_the_peak_of_a_device_that_the_catalog_lacks_is_that_of_all_rows_but_one():
     """1,261.4 / 54.7 %, 931.3 / 40.4 % and 629.8 / 27.3 % are 2,306; 599 / 13 % is in FP8."""
     head = "Model|TFLOP/s/chip|MFU\n-|-|-\na|1261.4|54.7%\nb|931.3|40.4%\nc|629.8|27.3%\n"

@@ -142,6 +142,11 @@ def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
     own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
     if value is not None and quantity in rules["factors"]:
         low, high = own or (value * factor for factor in rules["factors"][quantity])
+    elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
+        value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
+        low, high = vocabulary.in_petaflops(value), value
+        if not high * 0.99 < low < high:
+            return
     else:
         return
     yield Fact(
@@ -295,9 +300,8 @@ _KINDS = ("ratio", "increase", "reduction")
 _MOST_PAIRED = 24  # columns of a table whose pairs are tried
 # how many rows, their share, and their digits in all settle what a column is a ratio of: where it
 # says so, of the values before it; of rows that the heading compares; and of any
-_ENOUGH = {"beside": (1, 0, 0), "share": (1, 0.5, 3), "rows": (1, 0.8, 3), "any": (4, 0.8, 10)}
+_ENOUGH = {"beside": (1, 0, 0), "rows": (1, 0.8, 3), "any": (4, 0.8, 10)}
 _COARSE = 0.05
-_SHARE = re.compile(r"(?i)efficiency|utili[sz]ation|% of .*|share( of .*)?")
 
 _Number = tuple[Printed, str] | None
 _Told = tuple[int, str, re.Match[str], _Number, _Number]  # line, label, ratio, and what it is of
@@ -348,8 +352,6 @@ def _sides(
 
     if at > 1 and compares:
         yield "beside", told(at - 2, at - 1)
-    if at > 1 and _SHARE.fullmatch(heading_of(sheet.head[at])[0]):
-        yield "share", told(at - 1, at - 2)
     many = len(stated) >= _ENOUGH["any"][0]
     columns = [one for one in range(1, wide) if one != at and wide <= _MOST_PAIRED]
     pairs = permutations(columns, 2) if many else ()
@@ -378,8 +380,7 @@ def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
         factor, share = match["ratio"] or "", match["share"] or ""
         if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
             continue
-        meant = {"share": kind == "ratio", "any": True}  # else with its sign
-        if share and not meant.get(how, kind == "increase" and not share[0].isdigit()):
+        if how != "any" and share and (kind != "increase" or share[0].isdigit()):
             continue
         first, second, ratio = one[0], other[0], read_printed((factor or share).replace("−", "-"))
         if factor and (second.value < first.value) != (ratio.value < 1):

@@ -172,7 +172,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
             titles = [plain(one.partition("\n")[0]) for one in outer]
-            sheet.far |= only.keys() - sheet.given.keys() - context(" ".join(titles)).keys()
+            sheet.far |= {"model"} - sheet.given.keys() - context(" ".join(titles)).keys()
             sheet.far |= only.keys() & _COUNTS | counts.keys() & {"global_batch_size"}
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])

@@ -516,7 +516,6 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
 def _printed_peak(peak: float, other: float) -> Interval:
     """Return how data sheets print a peak: 989.4 as 989, 990 or half of 1,979, 2,614.9 as 2,610."""
     ends = [math.floor(peak), math.ceil(peak), float(f"{peak:.3g}")]
-    ends += [peak - 0.5, peak + 0.5] if peak == int(peak) else []  # 362.05 as 362
     ends += [half for half in (other / 2, other * 2) if abs(half / peak - 1) < NEAR_PEAK]
     return Interval(min(ends), max(ends))
 
