@@ -289,19 +289,14 @@ def _joined(over: str, cell: str) -> str:
     return next((one for one in tried if named_by(*heading_of(one))), f"{over} {cell}")
 
 
-# of 8, the 8; 1,2,4 is a list
 _NUMBER = re.compile(
-    r"(?<![A-Za-z\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,24})(?!,?\d)(?:\.\d{1,17}(?!\d))?(?:[KMBT]\b)?"
+    r"(?<![A-Za-z\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,24})(?!,?\d)(?:\.\d{1,17})?(?:[KMBT]\b)?"
 )
-
-
 _RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>[-+−]?\d+(\.\d+)? ?%)")
-_KINDS = ("ratio", "increase", "reduction")
-_MOST_PAIRED = 24  # columns of a table whose pairs are tried
-# how many rows, their share, and their digits in all settle what a column is a ratio of: where it
-# says so, of the values before it; of rows that the heading compares; and of any
-_ENOUGH = {"beside": (1, 0, 0), "rows": (1, 0.8, 3), "any": (4, 0.8, 10)}
-_COARSE = 0.05
+_KINDS, _MOST_PAIRED = ("ratio", "increase", "reduction"), 24  # columns whose pairs are tried
+# how many rows, their share and digits settle a ratio: of the two before it, of rows, of any
+_ENOUGH = {"beside": (1, 0, 0), "rows": (1, 0.6, 3), "any": (4, 0.8, 10)}
+_COARSE, _ONE = 0.05, re.compile(r"1(\.0+)? ?[x×]?|100(\.0+)? ?%")
 
 _Number = tuple[Printed, str] | None
 _Told = tuple[int, str, re.Match[str], _Number, _Number]  # line, label, ratio, and what it is of
@@ -312,58 +307,48 @@ def ratios_of(
 ) -> Iterator[Sheet]:
     """Yield rows of two values and their ratio, their share or the increase.
 
-    A column that says that it compares is of the two before it if one row's is (not if headings are
-    ``named``), or of one over the row above or the one row that it says nothing of. Any other
-    column of shares or factors is of two columns, or over such a row, if nearly all its rows are.
+    A column that says that it compares is of the two before it (unless headings are ``named``) or
+    of rows, if some rows fit. Any other column is of two columns or of rows, if nearly all fit.
     """
     for at, head in enumerate(sheet.head):
-        stated = {
-            index: told
-            for index, (_, row) in enumerate(sheet.rows)
-            if at < len(row) and (told := _RATIO.match(plain(row[at])))
-            if not row[at].startswith(CONTINUED)
-        }
+        cells = [row[at] if at < len(row) else CONTINUED for _, row in sheet.rows]
+        stated = [None if one[:1] == CONTINUED else _RATIO.match(plain(one)) for one in cells]
         tried = (
             _related(told, kind, how)
-            for how, every in _sides(sheet, stated, at, at in compared)
+            for how, told in (_sides(sheet, stated, at, at in compared) if any(stated) else ())
             if not (named and how == "beside")
-            for told in [[*every]]
             for kind in _KINDS
         )
         if found := next(filter(None, tried), None):
             yield replace(found, name=sheet.name)
-        elif at in compared and stated and not named:
+        elif at in compared and any(stated) and not named:
             unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
 
 
 def _sides(
-    sheet: Sheet, stated: dict[int, re.Match[str]], at: int, compares: bool
-) -> Iterator[tuple[str, Iterator[_Told]]]:
-    """Yield how a column may be meant, and with each of its ratios the two values of that."""
-    wide = len(sheet.head)
+    sheet: Sheet, stated: Sequence[re.Match[str] | None], at: int, compares: bool
+) -> Iterator[tuple[str, list[_Told]]]:
+    """Yield what ratios may be of: two values of a row, or one and that of its base, or above."""
+    wide, every = len(sheet.head), range(len(stated))
     numbers = [[*map(_single, row), *[None] * wide] for _, row in sheet.rows]
+    ones = [i for i, one in enumerate(stated) if one and _ONE.fullmatch(one[0].strip())]
+    bases = ones or [index for index, one in enumerate(stated) if one is None]
 
-    def told(one: int, other: int, base: int | None = None) -> Iterator[_Told]:
-        for index, match in stated.items():
-            over = index if base is None else index - 1 if base < 0 else base
-            line, row = sheet.rows[index]
-            if over >= 0:
-                yield line, row[0], match, numbers[over][one], numbers[index][other]
+    def told(one: int, other: int, over: Sequence[int]) -> list[_Told]:
+        rows = zip(sheet.rows, stated, over, numbers, strict=True)
+        return [
+            (line, row[0], match, numbers[base][one], own[other])
+            for index, ((line, row), match, base, own) in enumerate(rows)
+            if match and base >= 0 and (over is every or index not in ones)
+        ]
 
-    if at > 1 and compares:
-        yield "beside", told(at - 2, at - 1)
-    many = len(stated) >= _ENOUGH["any"][0]
+    yield from [("beside", told(at - 2, at - 1, every))] * (at > 1 and compares)
     columns = [one for one in range(1, wide) if one != at and wide <= _MOST_PAIRED]
-    pairs = permutations(columns, 2) if many else ()
-    others = [index for index in range(len(sheet.rows)) if index not in stated]
-    named = [
-        index for index in others if re.search(r"\w", "".join(sheet.rows[index][1][at : at + 1]))
-    ]
-    base = named or [*others]  # baseline, or else -
-    bases = [-1, *base[: len(base) == 1]] if many or compares else []
-    yield from (("any", told(*pair)) for pair in pairs)
-    for base, one in product(bases, columns):
-        yield "rows" if compares else "any", told(one, one, base)
+    pairs = permutations(columns, 2) if sum(map(bool, stated)) >= _ENOUGH["any"][0] else ()
+    yield from (("any", told(*pair, every)) for pair in pairs)
+    based = [max((b for b in bases if b < i), default=min(bases, default=-1)) for i in every]
+    for over, one in product((based, range(-1, len(stated) - 1)), columns):
+        yield "rows" if compares else "any", told(one, one, over)
 
 
 def _single(cell: str) -> _Number:
@@ -387,17 +372,16 @@ def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
             first, second = second, first
         over = second.interval / first.interval
         right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
-        points = (second.interval + -first.interval).scaled(0.01)
-        if one[1] == "%" and share and ratio.claimed.meets(points):
-            continue  # 92 % is 22 points above 70 %
-        if how != "beside" and right.high - right.low > _COARSE:
-            continue  # 1 over 1 may be anything
+        points = one[1] == "%" and share and (second.interval + -first.interval).scaled(0.01)
+        coarse = how != "beside" and right.high - right.low > _COARSE  # 1 over 1 may be anything
+        if coarse or (points and ratio.claimed.meets(points)):  # 92 % is 22 points above 70 %
+            continue
         fits += [ratio.text] if ratio.claimed.meets(right) else []
         rows.append((line, [plain(label), first.text, second.text, ratio.text]))
     least, most, fewest = _ENOUGH[how]
     digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
-    enough = len(fits) >= max(least, most * len(rows)) and digits >= fewest
-    return Sheet("", ["", "before", "after", kind], rows) if enough else None
+    enough = len(fits) >= max(least, most * len(rows), how == "rows" and len(rows) - 1)
+    return Sheet("", ["", "before", "after", kind], rows) if enough and digits >= fewest else None
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:

@@ -118,7 +118,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheet.sized = models_by_size(prose[:_MOST_PROSE])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     cases = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
-    tables = [table for part in cases for table in _grouped(part, unread)]
+    tables = [table for part in cases if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
@@ -171,8 +171,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
             _say(sheet, outer[-1][-MOST_TEXT:])
             around = context(" ".join(one[:MOST_TEXT] for one in outer))
             only = {key: around[key] for key in _OF_DOCUMENT if around.get(key) and key in whole}
-            titles = [plain(one.partition("\n")[0]) for one in outer]
-            sheet.far |= {"model"} - sheet.given.keys() - context(" ".join(titles)).keys()
+            titles = (plain(one.partition("\n")[0]) for one in outer)
             sheet.far |= only.keys() & _COUNTS | counts.keys() & {"global_batch_size"}
             hint = "; ".join(text for text in titles if knowledge.LORA.search(text))
             hint = hint or ", ".join(knowledge.LORA.findall(outer[-1][-MOST_TEXT:])[:1])
@@ -283,26 +282,6 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
     for sheet in sheets:
         heads = context("; ".join(sheet.head))
         sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
-
-
-def _grouped(sheet: Sheet, unread: list[str]) -> list[Table]:
-    """Return the claims of a table, from each row that says 1.00x in its ratios to the next.
-
-    Where most of these are the base of the rows below them, all are.
-    """
-    at = [at for at, head in enumerate(sheet.head) if named_by(*heading_of(head)) == "speedup"]
-    ones = [
-        number
-        for number, (_, row) in enumerate(sheet.rows)
-        if len(at) == 1 and re.fullmatch(r"1(\.0+)? ?[x×]?", plain("".join(row[at[0] : at[0] + 1])))
-    ]
-    apart = len(ones) > 1 and min(b - a for a, b in pairwise([*ones, len(sheet.rows)])) > 1
-    starts = [0, *ones[1:]] if apart and ones[0] == 0 else [0]
-    parts = (replace(sheet, rows=sheet.rows[one:end]) for one, end in pairwise([*starts, None]))
-    tables = [table for part in parts if (table := _table(part, unread)) is not None]
-    if sum(table.base is not None for table in tables) * 2 > len(tables) > 1:
-        tables = [replace(table, base=table.rows[0].label) for table in tables]
-    return tables
 
 
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
@@ -518,9 +497,8 @@ def _row(
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
     doubtful |= {one.field for one in seen if cells[one.index].startswith(CONTINUED)}
-    apart = {one.index for one in columns if one.field in _PARTS}  # 1x A10 of a node
-    words_of = (cell for index, cell in enumerate(shown) if index not in apart)
-    for name, value in sizes_in(" | ".join(words_of)):  # of a cell: 600 | A100 are not 600 devices
+    parts = {one.index for one in columns if one.field in _PARTS}  # 600 | A100 are not 600 A100s
+    for name, value in sizes_in(" | ".join(one for i, one in enumerate(shown) if i not in parts)):
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:
@@ -528,7 +506,6 @@ def _row(
         unread += [f"{at['increase']!r} of {at['before']!r}, line {line}"] * (len(values) < stated)
     doubtful |= _sized_model(sheet, at, values, words)
     unread += knowledge.not_in_catalog(at, words)
-    doubtful |= {"accelerator"} & at.keys() - words.keys()
     own = {} if "accelerator" in at else device_in(" | ".join(shown))
     part = context(" ".join(shown[len(sheet.head) :]))
     own |= named_once("row", " ".join(shown))

@@ -269,9 +269,7 @@ IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNOR
 def base_amount(cell: str, head: str = "") -> str:
     """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
     cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
-    unit = IN_HEAD.search(vocabulary.plain(head)) or re.search(
-        "()(tflops|tflop/s)", head, re.IGNORECASE
-    )
+    unit = IN_HEAD.search(vocabulary.plain(head)) or re.search("(?i)()(tflop/?s)", head)
     if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
         cell = f"{cell} {unit[unit.lastindex or 1]}"
     found = _AMOUNT.findall(cell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -233,10 +233,10 @@ def _checks(table: Table) -> list[Check]:
     base = next((row for row in table.rows if row.label == table.base), None)
     facts = _base_facts(base)
     known = [know(row, (*_own_base(row), *_comparable(row, base, facts))) for row in table.rows]
-    every, firsts = list[list[Check]](), _firsts(table.same, known)
+    every = list[list[Check]]()
     for index, item in enumerate(known):
         found = [*check_row(item), *judge_words(item)]
-        found.extend(_same(known, index, firsts))
+        found.extend(_same(table, known, index))
         if item.row.label == table.total:
             sums = list(_sum(known, index))
             fits = len(sums) == 1 or any(one.verdict == "holds" for one in sums)
@@ -248,10 +248,8 @@ def _checks(table: Table) -> list[Check]:
     summed, checks = _summed(table), list[Check]()
     pairs = list(zip(known, every, strict=True))
     holding = [(item.row, one) for item, found in pairs for one in found if one.verdict == "holds"]
-    fitting = [one for found in every for one in found if (one.field, one.verdict) == _FITS]
     confirmed = {name for row, one in holding for name in _doubts(row, one)}
     confirmed |= {_ALL for _, one in holding if {_ALL, "gpus"} <= _words(one)}
-    confirmed |= {"model" for one in fitting if "flops_per_token" in _words(one)}
     held = {one.rule for row, one in holding if row.label != table.base}
     for item, found in pairs:
         meant = [one for one in found if not _of_another_rate(one, found, held)]
@@ -280,7 +278,7 @@ def _doubts(row: Row, check: Check) -> list[str]:
     ]
 
 
-_ALL, _FITS = "tokens_per_second", ("mfu", "possible")  # without a length, of the text's model
+_ALL = "tokens_per_second"
 
 
 def _words(check: Check) -> set[str]:
@@ -346,45 +344,20 @@ def _model(row: Row) -> tuple[str | None, ...]:
     return (row.words.get("model"), *(size.text if size else None for size in sizes))
 
 
-_FEWEST_PEAKS, _PRECISIONS = 3, (4, 2, 0.5, 0.25)  # of a peak, in another precision
-
-
-def _firsts(same: Sequence[str], known: Sequence[Known]) -> dict[str, int]:
-    """Return the quantities that rows share, with the row that says it, the first.
-
-    And the peak, where the TFLOP/s over the MFU of all rows but one say the same.
-    """
-    holders = {name: [i for i, one in enumerate(known) if name in one.facts] for name in same}
-    peaks = {
-        at: fact.cut
-        for at, one in enumerate(known)
-        for fact in one.facts.get(_PEAK, ())[:1]
-        if fact.origin == "derived" and "accelerator" not in one.row.doubtful
-    }
-    agree = {at: sum(one.meets(peak) for one in peaks.values()) for at, peak in peaks.items()}
-    first = max(agree, key=agree.__getitem__, default=0)
-    enough = agree and agree[first] >= max(_FEWEST_PEAKS, len(peaks) - 1)
-    return {name: at[0] for name, at in holders.items() if at} | ({_PEAK: first} if enough else {})
-
-
-_PEAK = "peak_tflops_per_second"
-
-
-def _same(known: list[Known], index: int, firsts: Mapping[str, int]) -> Iterator[Check]:
-    """Compare what the source gives as one and the same with the row that says it."""
-    for quantity, at in firsts.items():
-        if index == at or quantity not in known[index].facts:
+def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
+    """Compare what the source gives as one and the same with the first row that has it."""
+    for quantity in table.same:
+        holders = [i for i, item in enumerate(known) if quantity in item.facts]
+        if index not in holders or index == holders[0]:
             continue
-        first, here = known[at], known[index]
+        first, here = known[holders[0]], known[index]
         inputs = {name for fact in here.facts[quantity] for name in fact.inputs}
         field = judged(here.row, (quantity, *sorted(inputs)))
         if field is None:
             continue
         expected = first.facts[quantity][0]
         mine = here.facts[quantity][0]
-        if quantity == _PEAK and any(mine.cut.scaled(of).meets(expected.cut) for of in _PRECISIONS):
-            continue
-        verdict = "holds" if mine.cut.meets(expected.cut) else "contradicts"
+        verdict = "holds" if mine.interval.meets(expected.interval) else "contradicts"
         arithmetic = "; ".join(dict.fromkeys((*expected.steps, *mine.steps)))
         rule = f"same {quantity} as {first.row.label!r}"
         note = f"{show(mine.value)} against {show(expected.value)}"
