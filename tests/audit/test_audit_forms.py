@@ -338,3 +338,75 @@ def test_texts_name_gpus_of_a_node_a_share_of_a_memory_and_models_by_size():
     )
     assert "holds" in verdicts(text.format(247))["276"]
     assert "contradicts" in verdicts(text.format(494))["494"]
+
+
+def accused_in(text: str, suffix: str = ".md") -> set[str]:
+    """What is accused of a text, as it is stated."""
+    found = verdicts(text, suffix).items()
+    return {stated for stated, said in found if said & {"contradicts", "impossible"}}
+
+
+@pytest.mark.parametrize("cell", ["1,2,4,8", "64,1024", "8,", "1,01M", "-%", "0." + "3" * 20])
+def test_a_list_of_numbers_keeps_no_document_from_being_read(cell: str):
+    assert accused_in(f"GPUs|Tokens/s|Note\n-|-|-\n8|800|{cell}\n16|1600|{cell}\n") == set()
+
+
+def test_a_change_may_be_of_the_row_above_or_over_the_row_that_says_nothing():
+    """60.0 / 25.5 - 1 = 135 %, 51.0 / 60.0 - 1 = -15 %; 6,422 / 4,969 - 1 = 29.2 %."""
+    head = (
+        "Run|Memory (GiB)|% change vs previous\n-|-|-\na|25.5|-\nb|60.0|+135.29%\nc|51.0|-15.00%\n"
+    )
+    rows = "d|44.0|-13.73%\ne|40.0|-9.09%\nf|30.0|{}\n"
+    assert accused_in(head + rows.format("-25.00%")) == set()
+    assert accused_in(head + rows.format("-2.50%")) == {"-2.50%"}
+    text = (
+        "System|PP|Tokens/s/GPU|vs GB200\n-|-|-|-\nGB300|4|6338|+27.6%\nGB300|4|6422|{}\n"
+        "GB200|8|4969|baseline\nB300|8|3541|—\n"
+    )
+    assert verdicts(text.format("+29.2%"))["+29.2%"] == {"holds"}
+    assert accused_in(text.format("+32.3%")) == set()  # one of two rows is too little
+    two = "GB200|8|4969|baseline\n"
+    assert accused_in(text.format("+29.2%") + two) == set()  # of which of the two?
+
+
+def test_what_differs_by_points_or_is_the_same_is_no_increase():
+    text = "Metric|Before|After|Improvement\n-|-|-|-\nGPU use|70%|92%|+22%\n"
+    assert accused_in(text) == set()
+    assert accused_in(text.replace("+22%", "+13%")) == {"+13%"}
+    turned = "Metric|Old|New|Change\n-|-|-|-\nMFU|60%|92%|+53%\nUse|70%|92%|+22%\n"
+    assert accused_in(turned) == set()
+    same = "Part|Old|New|Change\n-|-|-|-\nLayers|18|30|+67%\nHeads|16|16|Same\nTokens|102|62|-39%\n"
+    assert accused_in(same) == set()
+
+
+def test_gpus_of_a_node_or_of_an_expert_are_not_all_gpus():
+    assert accused_in("# Nodes\n\n- Nodes: 4\n- GPUs per node: 1x NVIDIA A10\n- Fast: 1\n") == set()
+    text = "# Mixtral 8x22B\n\n- Tensor parallel: 4 GPUs share each expert\n- Data parallel: 2\n"
+    assert accused_in(text) == set()
+    chips = "Run|tok/s|tok/s/chip\n-|-|-\n64-chip BF16|267,284|{}\n"
+    assert accused_in(chips.format("4,176")) == set()
+    assert accused_in(chips.format("2,088")) == {"2,088"}
+
+
+def test_rows_that_state_shapes_or_a_tokenizer_are_not_the_model_of_the_text():
+    text = "# Mistral 7B\n\nVariant|Query heads|KV heads\n-|-|-\nMQA|32|1\nGQA|32|8\n"
+    assert accused_in(text) == set()
+    text = (
+        "# Runs of agpt-2b\n\nIt takes the `Llama-3.2-1B` tokenizer: --tokenizer_name "
+        "meta-llama/Llama-3.2-1B, seq len 8192, on A100.\n\n"
+        "Run|tok/s/GPU|TFLOP/s/GPU\n-|-|-\na|10351|99.5\n"
+    )
+    assert accused_in(text) == set()
+
+
+def test_tokens_per_gpu_are_no_rate_and_a_sparse_mode_is_no_dense_peak():
+    """6 x 7e9 x 750,000 would be 31,500 TFLOP/s."""
+    text = "# A 7B model on H100\n\nSeq len|Samples|{}\n-|-|-\n512|1465|750K\n"
+    assert accused_in(text.format("Tokens per GPU")) == set()
+    assert accused_in(text.format("Tokens/s per GPU")) == {"750K"}
+    peaks = "GPU|Mode|BF16 peak\n-|-|-\nB200|Dense|2,250 TFLOPS\nB200|{}|4,500 TFLOPS\n"
+    assert accused_in(peaks.format("Sparse (2:4)")) == set()
+    assert accused_in(peaks.format("Dense")) == {"4500"}
+    sheet = "GPU|BF16 dense TFLOPS\n-|-\nL40S|{}\n"  # the catalog has 362
+    assert accused_in(sheet.format("362.05")) == set()
+    assert accused_in(sheet.format("366")) == {"366"}

@@ -45,6 +45,22 @@ class Table:
     total: str | None = None
 
 
+@dataclass(slots=True)
+class Sheet:
+    """A table as it stands in a document: its heading cells and its rows with their lines."""
+
+    name: str
+    head: list[str]
+    rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
+    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
+    above: str = ""  # that text, where nothing is read of it yet, and what follows the table
+    below: str = ""
+    far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
+    sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
+    cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
+    lines: dict[int, int] = field(default_factory=dict[int, int])  # by column, where it was a row
+
+
 @dataclass(frozen=True, slots=True)
 class Claims:
     """All claims of one source, and what of its tables could not be read as a claim."""

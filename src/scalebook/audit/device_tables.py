@@ -9,39 +9,23 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from itertools import permutations
+from itertools import permutations, product
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Row
+from scalebook.audit.claimed_rows import Row, Sheet
 from scalebook.audit.fields import device_of, forms_of, heading_of, named_by, peaks_of, plain
 from scalebook.audit.identities import Fact, show
 from scalebook.audit.knowledge import accelerator_of, catalog_words
-from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.printed import IN_HEAD, Printed, amount, base_amount, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import TINY
 from scalebook.measure.intervals import Interval, point
 
 MOST_ROWS, MOST_COLUMNS = 5_000, 300
-
-
-@dataclass(slots=True)
-class Sheet:
-    """A table as it stands in a document: its heading cells and its rows with their lines."""
-
-    name: str
-    head: list[str]
-    rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
-    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
-    above: str = ""  # that text, where nothing is read of it yet, and what follows the table
-    below: str = ""
-    far: frozenset[str] = frozenset()  # what of ``given`` stands elsewhere in the document
-    sized: dict[str, str] = field(default_factory=dict[str, str])  # models that the text names
-    cases: dict[int, str] = field(default_factory=dict[int, str])  # by column, of two heading rows
-    lines: dict[int, int] = field(default_factory=dict[int, int])  # by column, where it was a row
 
 
 def separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
@@ -180,31 +164,6 @@ def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:
     return forms[0].name if forms else name
 
 
-_AMOUNT = re.compile(
-    r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
-)
-_IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
-_IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
-
-
-def _base_amount(cell: str, head: str = "") -> str:
-    """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
-    cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
-    unit = _IN_HEAD.search(plain(head)) or re.search("()(tflops|tflop/s)", head, re.IGNORECASE)
-    if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
-        cell = f"{cell} {unit[unit.lastindex or 1]}"
-    found = _AMOUNT.findall(cell)
-    if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
-        return ""
-    number, unit = found[0][0].replace(",", ""), found[0][1].lower()
-    mark, number = ("~" if number[0] in "~≈" else ""), number.lstrip("~≈ ")
-    if unit.startswith("gflop"):
-        return f"{mark}{float(number) / 1e3:.10g} tflops"
-    if "flop" in unit:
-        return f"{mark}{number} {unit}"
-    return mark + (f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number)
-
-
 def turned(sheet: Sheet, without: Sequence[int] = ()) -> Iterator[Sheet]:
     """Yield a table with a row for each of its columns, its first one and ``without`` left out."""
     lines = [(line, row) for line, row in sheet.rows if len(row) == len(sheet.head)]
@@ -330,70 +289,99 @@ def _joined(over: str, cell: str) -> str:
     return next((one for one in tried if named_by(*heading_of(one))), f"{over} {cell}")
 
 
-_NUMBER = re.compile(r"(?<![A-Za-z\d.,])\d[\d,]*(?:\.\d+)?(?:[KMBT]\b)?")
+_NUMBER = re.compile(
+    r"(?<![A-Za-z\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,24})(?!,?\d)(?:\.\d{1,17})?(?:[KMBT]\b)?"
+)
+_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>[-+−]?\d+(\.\d+)? ?%)")
+_KINDS, _MOST_PAIRED = ("ratio", "increase", "reduction"), 24  # columns whose pairs are tried
+# how many rows, their share and digits settle a ratio: of the two before it, of rows, of any
+_ENOUGH = {"beside": (1, 0, 0), "rows": (1, 0.6, 3), "any": (4, 0.8, 10)}
+_COARSE, _ONE = 0.05, re.compile(r"1(\.0+)? ?[x×]?|100(\.0+)? ?%")
+
+_Number = tuple[Printed, str] | None
+_Told = tuple[int, str, re.Match[str], _Number, _Number]  # line, label, ratio, and what it is of
 
 
-_RATIO = re.compile(r"[~≈]?(?P<ratio>\d+(\.\d+)?) ?[x×]|(?P<share>([-+−]|(?<![\d.])\d)[\d.]* ?%)")
-_KINDS = ("ratio", "increase", "reduction")
-_MOST_PAIRED = 24  # columns of a table whose pairs are tried
-# rows, their share, and digits in all, that settle what a column is a ratio of
-_FEWEST_FITS, _MOST_FIT, _FEWEST_DIGITS = 4, 0.8, 10
-
-
-def ratios_of(sheet: Sheet, compared: Sequence[int], unread: list[str]) -> Iterator[Sheet]:
+def ratios_of(
+    sheet: Sheet, compared: Sequence[int], unread: list[str], named: bool = False
+) -> Iterator[Sheet]:
     """Yield rows of two values and their ratio, their share or the increase.
 
-    A column that says that it compares is of the two before it if one row's is. Any other column
-    of shares or factors is of two columns if nearly all its rows are.
+    A column that says that it compares is of the two before it (unless headings are ``named``) or
+    of rows, if some rows fit. Any other column is of two columns or of rows, if nearly all fit.
     """
-    wide = len(sheet.head) if len(sheet.head) <= _MOST_PAIRED else 0
-    lines = [(line, row, [_single(cell) for cell in row]) for line, row in sheet.rows]
     for at, head in enumerate(sheet.head):
-        told = [
-            (line, [row[0], stated["ratio"] or "", stated["share"] or ""], numbers)
-            for line, row, numbers in lines
-            if at < len(row) and (stated := _RATIO.match(plain(row[at])))
-        ]
-        beside = [(at - 2, at - 1)] * (at in compared and at > 1)
-        every = permutations(range(1, wide), 2) if len(told) >= _FEWEST_FITS else ()
-        pairs = [*beside, *(pair for pair in every if at not in pair)]
-        tried = (_related(told, one, kind, one in beside) for one in pairs for kind in _KINDS)
+        cells = [row[at] if at < len(row) else CONTINUED for _, row in sheet.rows]
+        stated = [None if one[:1] == CONTINUED else _RATIO.match(plain(one)) for one in cells]
+        tried = (
+            _related(told, kind, how)
+            for how, told in (_sides(sheet, stated, at, at in compared) if any(stated) else ())
+            if not (named and how == "beside")
+            for kind in _KINDS
+        )
         if found := next(filter(None, tried), None):
             yield replace(found, name=sheet.name)
-        elif at in compared and told:
+        elif at in compared and any(stated) and not named:
             unread.append(f"{plain(head)!r} of {sheet.name!r}: of which values?")
 
 
-_Number = tuple[Printed, str] | None
-_Told = Sequence[tuple[int, list[str], list[_Number]]]
+def _sides(
+    sheet: Sheet, stated: Sequence[re.Match[str] | None], at: int, compares: bool
+) -> Iterator[tuple[str, list[_Told]]]:
+    """Yield what ratios may be of: two values of a row, or one and that of its base, or above."""
+    wide, every = len(sheet.head), range(len(stated))
+    numbers = [[*map(_single, row), *[None] * wide] for _, row in sheet.rows]
+    ones = [i for i, one in enumerate(stated) if one and _ONE.fullmatch(one[0].strip())]
+    bases = ones or [index for index, one in enumerate(stated) if one is None]
+
+    def told(one: int, other: int, over: Sequence[int]) -> list[_Told]:
+        rows = zip(sheet.rows, stated, over, numbers, strict=True)
+        return [
+            (line, row[0], match, numbers[base][one], own[other])
+            for index, ((line, row), match, base, own) in enumerate(rows)
+            if match and base >= 0 and (over is every or index not in ones)
+        ]
+
+    yield from [("beside", told(at - 2, at - 1, every))] * (at > 1 and compares)
+    columns = [one for one in range(1, wide) if one != at and wide <= _MOST_PAIRED]
+    pairs = permutations(columns, 2) if sum(map(bool, stated)) >= _ENOUGH["any"][0] else ()
+    yield from (("any", told(*pair, every)) for pair in pairs)
+    based = [max((b for b in bases if b < i), default=min(bases, default=-1)) for i in every]
+    for over, one in product((based, range(-1, len(stated) - 1)), columns):
+        yield "rows" if compares else "any", told(one, one, over)
 
 
 def _single(cell: str) -> _Number:
     """Return the one number of a cell and its unit; of 9000 / 10000: which?"""
     text = plain(re.sub(r"\([^()]*\)", "", cell))
-    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/]", "", _NUMBER.sub("", text.lower()))
+    found, unit = _NUMBER.findall(text), re.sub(r"[^a-z/%]", "", _NUMBER.sub("", text.lower()))
     return (read_printed(found[0]), unit) if len(found) == 1 and amount(found[0]) else None
 
 
-def _related(told: _Told, pair: tuple[int, int], kind: str, near_it: bool) -> Sheet | None:
-    """Return the rows of two columns of which a third is the ratio, where enough rows say so."""
+def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
+    """Return the rows of two values of which a third is the ratio, where enough rows say so."""
     rows, fits = list[tuple[int, list[str]]](), list[str]()
-    for line, (label, factor, share), numbers in told:
-        one, other = (numbers[at] if at < len(numbers) else None for at in pair)
+    for line, label, match, one, other in told:
+        factor, share = match["ratio"] or "", match["share"] or ""
         if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
             continue
-        if near_it and share and (kind != "increase" or share[0].isdigit()):
+        if how != "any" and share and (kind != "increase" or share[0].isdigit()):
             continue
         first, second, ratio = one[0], other[0], read_printed((factor or share).replace("−", "-"))
         if factor and (second.value < first.value) != (ratio.value < 1):
             first, second = second, first
         over = second.interval / first.interval
         right = {"ratio": over, "increase": over + point(-1), "reduction": point(1) + -over}[kind]
+        points = one[1] == "%" and share and (second.interval + -first.interval).scaled(0.01)
+        coarse = how != "beside" and right.high - right.low > _COARSE  # 1 over 1 may be anything
+        if coarse or (points and ratio.claimed.meets(points)):  # 92 % is 22 points above 70 %
+            continue
         fits += [ratio.text] if ratio.claimed.meets(right) else []
         rows.append((line, [plain(label), first.text, second.text, ratio.text]))
+    least, most, fewest = _ENOUGH[how]
     digits = sum(len(re.sub(r"\D", "", text).lstrip("0")) for text in {*fits})
-    enough = len(fits) >= max(_FEWEST_FITS, _MOST_FIT * len(rows)) and digits >= _FEWEST_DIGITS
-    return Sheet("", ["", "before", "after", kind], rows) if enough or (near_it and fits) else None
+    enough = len(fits) >= max(least, most * len(rows), how == "rows" and len(rows) - 1)
+    return Sheet("", ["", "before", "after", kind], rows) if enough and digits >= fewest else None
 
 
 def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
@@ -403,7 +391,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         sheet = next(turned(replace(sheet, head=heads)), sheet)
         heads = [plain(one) for one in sheet.head]
     known = [row for row in sheet.rows if catalog_words("accelerator", plain(row[1][0]))]
-    plain_heads = [_IN_HEAD.sub("", one.lower()) for one in heads]  # without units
+    plain_heads = [IN_HEAD.sub("", one.lower()) for one in heads]  # without units
     fitting = {
         name: [at for at, one in enumerate(plain_heads) if at and re.fullmatch(rule, one)]
         for name, rule in rules.items()
@@ -440,7 +428,7 @@ def of_devices(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
 
 def _part(row: Sequence[str], heads: Sequence[str], name: str, at: int) -> str:
     """Return the amount of a device's part, a link's in GB/s."""
-    stated = _base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
+    stated = base_amount(plain(row[at]), heads[at]) if at < len(row) else ""
     return f"{amount(stated) * 1e3:.10g}" if stated and name.startswith("inter") else stated
 
 
@@ -466,8 +454,9 @@ def _peaks_of(sheet: Sheet, rows: list[tuple[int, list[str]]], at: int, precisio
     """Return the peaks in a column of a table of devices; those of game cards have two meanings."""
     found: list[tuple[int, list[str]]] = []
     for line, row in rows:
-        sparse = "spars" in f"{sheet.head[at]} {row[at]}".lower()
-        rate = _base_amount(plain(row[at]), sheet.head[at])
+        words = (cell for cell in row if not plain(cell)[:1].isdigit())  # Mode: Sparse (2:4)
+        sparse = "spars" in " ".join([sheet.head[at], row[at], *words]).lower()
+        rate = base_amount(plain(row[at]), sheet.head[at])
         pair = ("", rate) if sparse else (rate, "")
         if precision == "bf16" or "RTX" not in row[0]:
             found.append((line, [row[0], row[0], precision, *pair]))
@@ -532,7 +521,7 @@ def _models_in(text: str) -> set[str]:
         for name, shape in catalog.model_names().items()
         if not shape.startswith(TINY)
     }
-    bounded = {rf"(?<![\w.]){pattern}(?![\w.])": shape for pattern, shape in names.items()}
+    bounded = {rf"(?<![\w.]){pattern}(?!\.?\w)": shape for pattern, shape in names.items()}
     return {one for pattern, one in bounded.items() if re.search(pattern, text.lower())}
 
 
@@ -564,12 +553,6 @@ def device_in(text: str) -> dict[str, str]:
     found, rest = devices_and_rest(text)
     other = vocabulary.pattern("devices").search(rest)
     return {"accelerator": "" if other or len(found) > 1 else found[0]} if found or other else {}
-
-
-def amount(text: str) -> float:
-    """Return the first number of a text; 0 without one."""
-    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
-    return float(found[0]) if found else 0.0
 
 
 def near(text: str, rates: Sequence[float]) -> bool:

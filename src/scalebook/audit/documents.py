@@ -14,13 +14,11 @@ from pathlib import Path
 
 from scalebook.audit import device_tables, knowledge
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.claimed_rows import Claims, Row, Table, read_utf8
+from scalebook.audit.claimed_rows import Claims, Row, Sheet, Table, read_utf8
 from scalebook.audit.device_tables import (
     CONTINUED,
     MOST_COLUMNS,
     MOST_ROWS,
-    Sheet,
-    amount,
     by_case,
     context,
     device_in,
@@ -36,6 +34,7 @@ from scalebook.audit.printed import (
     BY_UNIT,
     Heading,
     Printed,
+    amount,
     improved,
     read_cell,
     read_printed,
@@ -45,7 +44,7 @@ from scalebook.audit.row_checks import check_row
 from scalebook.audit.table_checks import TOTAL, base_of
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.settings import SETTINGS
+from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
@@ -72,7 +71,9 @@ _COUNTS = frozenset({"gpus", "gpus_per_node", "batch_size_per_replica", "price_p
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
-_ALIKE = ({"model", "parameters", "num_layers"}, {"gpus", "nodes", "data_parallel_size"})
+_SHAPE = {"num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "num_experts"}
+_ALIKE = ({"model", "parameters", *_SHAPE}, {"gpus", "nodes", "data_parallel_size"})
+_PARTS = {"gpus_per_node", "data_parallel_size", *PARALLEL_SIZES}  # of all GPUs
 _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a device has
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
@@ -117,7 +118,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
         sheet.sized = models_by_size(prose[:_MOST_PROSE])
     sheets = [one for sheet in sheets for one in _by_device(sheet, unread)]
     cases = (part for sheet in sheets for one in by_case(sheet) for part in _parts(one))
-    tables = [table for part in cases for table in _grouped(part, unread)]
+    tables = [table for part in cases if (table := _table(part, unread)) is not None]
     parts = (*(part for sheet in lists for part in _parts(sheet)), *peaks_in(text, unread))
     listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
@@ -283,26 +284,6 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet], device: Mapping[str
         sheet.given = given | sheet.given | {key: heads[key] for key in _BELOW if key in heads}
 
 
-def _grouped(sheet: Sheet, unread: list[str]) -> list[Table]:
-    """Return the claims of a table, from each row that says 1.00x in its ratios to the next.
-
-    Where most of these are the base of the rows below them, all are.
-    """
-    at = [at for at, head in enumerate(sheet.head) if named_by(*heading_of(head)) == "speedup"]
-    ones = [
-        number
-        for number, (_, row) in enumerate(sheet.rows)
-        if len(at) == 1 and re.fullmatch(r"1(\.0+)? ?[x×]?", plain("".join(row[at[0] : at[0] + 1])))
-    ]
-    apart = len(ones) > 1 and min(b - a for a, b in pairwise([*ones, len(sheet.rows)])) > 1
-    starts = [0, *ones[1:]] if apart and ones[0] == 0 else [0]
-    parts = (replace(sheet, rows=sheet.rows[one:end]) for one, end in pairwise([*starts, None]))
-    tables = [table for part in parts if (table := _table(part, unread)) is not None]
-    if sum(table.base is not None for table in tables) * 2 > len(tables) > 1:
-        tables = [replace(table, base=table.rows[0].label) for table in tables]
-    return tables
-
-
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
     names = [heading_of(head)[0] for head in sheet.head]
@@ -429,7 +410,7 @@ def _by_device(sheet: Sheet, unread: list[str]) -> Iterator[Sheet]:
         yield sheet
     else:  # rows are quantities, columns are runs
         yield from device_tables.turned(sheet, ratio)
-    yield from device_tables.ratios_of(sheet, [] if named else ratio, unread)
+    yield from device_tables.ratios_of(sheet, ratio, unread, named)
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -516,7 +497,8 @@ def _row(
     seen = [one for one in columns if one.index < len(shown)]
     doubtful = {one.field for one in seen if _doubtful(sheet.head[one.index], shown[one.index])}
     doubtful |= {one.field for one in seen if cells[one.index].startswith(CONTINUED)}
-    for name, value in sizes_in(" | ".join(shown)):  # of a cell: 600 | A100 are not 600 devices
+    parts = {one.index for one in columns if one.field in _PARTS}  # 600 | A100 are not 600 A100s
+    for name, value in sizes_in(" | ".join(one for i, one in enumerate(shown) if i not in parts)):
         values.setdefault(name, value)
     at = {column.field: shown[column.index] for column in columns if column.index < len(shown)}
     if values.keys() >= {"before", "after", "increase"}:

@@ -153,6 +153,9 @@ def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Pri
     times = re.match(r"\D{0,3}[\d.,]+ ?[x×]", cell) is not None
     fell = values["after"].value < values["before"].value
     found = {name: value for name, value in values.items() if name != "increase"}
+    points = values["after"].interval + -values["before"].interval  # of two percentages
+    if units == {"%"} and not times and stated.claimed.meets(points):
+        return found
     if len(units - {""}) > 1 or not (times or "%" in stated.text or abs(stated.value) < 1):
         return found
     if not times and (not fell or stated.value < 0):
@@ -254,3 +257,34 @@ def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printe
         return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
     except ClaimError:
         return None
+
+
+_AMOUNT = re.compile(
+    r"([~≈]?\s*\d[\d,]*(?:\.\d+)?) ?([TG]i?B|[TG]B/s|k?W|[GTP]FLOP/?S)(?! ?[-–/])\b", re.IGNORECASE
+)
+_IN_BASE = {"tb": 1e3, "tib": 1e3, "gb/s": 1e-3, "kw": 1e3}
+IN_HEAD = re.compile(r" ?[(\[]([TGP]FLOP/?S|[TG]i?B(?:/s)?|k?W)[)\]]$", re.IGNORECASE)
+
+
+def base_amount(cell: str, head: str = "") -> str:
+    """Return an amount in GB, TB/s, W or FLOP/s; empty where a cell has none or several."""
+    cell = re.sub(r" ?\([^()]*\)|[❓?*†]", "", cell).strip()
+    unit = IN_HEAD.search(vocabulary.plain(head)) or re.search("(?i)()(tflop/?s)", head)
+    if unit and re.fullmatch(r"[~≈]?\s*[\d,]*\d(\.\d+)?", cell.strip()):
+        cell = f"{cell} {unit[unit.lastindex or 1]}"
+    found = _AMOUNT.findall(cell)
+    if len(found) != 1 or re.search(r"\d ?[-–] ?\d", cell):
+        return ""
+    number, unit = found[0][0].replace(",", ""), found[0][1].lower()
+    mark, number = ("~" if number[0] in "~≈" else ""), number.lstrip("~≈ ")
+    if unit.startswith("gflop"):
+        return f"{mark}{float(number) / 1e3:.10g} tflops"
+    if "flop" in unit:
+        return f"{mark}{number} {unit}"
+    return mark + (f"{float(number) * _IN_BASE[unit]:.10g}" if unit in _IN_BASE else number)
+
+
+def amount(text: str) -> float:
+    """Return the first number of a text; 0 without one."""
+    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
+    return float(found[0]) if found else 0.0
