@@ -114,7 +114,7 @@ ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
 HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])
 ENDED: dict[Status, str] = _TABLE["ended"]
 _WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0}
-_EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
+_WEIGHT |= {"python_error": 20, "terminated": 15}  # an exception over the header of its traceback
 _OF_A_RULE = 100
 _LONGEST = 2000  # characters of a line that are looked at
 # An exception whose traceback the log lacks.
@@ -142,8 +142,8 @@ def ending(line: str, rank: int | None = None) -> Ending | None:
     if any(piece in line for piece in PIECES):
         found = search([line[:_LONGEST]], LOG_RULES)
         if found is not None:
-            weight = _OF_A_RULE - LOG_RULES.index(found.rule)
             rule = found.rule
+            weight = _WEIGHT.get(rule.cause, _OF_A_RULE - LOG_RULES.index(rule))
             return Ending(rule.status, shown, weight, rule.cause, sentence(found, rank))
     for piece, status in ENDINGS:
         if piece in line:
@@ -160,7 +160,7 @@ def exception(text: str) -> Ending | None:
     if not _EXCEPTION.match(text) or CONSEQUENCE.search(text):
         return None
     sentence = f"The trainer failed: {text}"
-    return Ending("failed", text, _EXCEPTION_WEIGHT, "python_error", sentence)
+    return Ending("failed", text, _WEIGHT["python_error"], "python_error", sentence)
 
 
 def mentions_ending(text: str) -> bool:

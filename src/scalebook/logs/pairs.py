@@ -168,7 +168,7 @@ _BARE = re.compile(
 # A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
 _BARE_TIME = re.compile(
     r"(?:[|(,] *|\b(?:iter|step|batch|took)[:= ]+)([\d.]{1,12}) ?(m?)s"
-    r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,);]| *$))"
+    r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,();]| *$))"
 )
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[ *(\d+)/\d+ \(")  # of an epoch
 _EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)

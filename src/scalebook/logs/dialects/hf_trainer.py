@@ -74,6 +74,7 @@ class ProgressBars:
     redrawn: bool = False  # whether a record's bar is drawn behind it
     epochs: float = MISSING  # trained in all, as the last line says
     reached: int | None = None  # the step of a last line that is not a record
+    resolution: float = 0.1  # s, of the run times that records print
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -186,14 +187,14 @@ class ProgressBars:
                 known = [self.elapsed.get(step, MISSING) for step in at]
                 job.table.set_column("clock", known)
                 seconds_from(job, "clock", 1.0, "elapsed times of a progress bar")
-            _finish(job, bars if len(out.jobs) == 1 else [])
+            _finish(job, bars if len(out.jobs) == 1 else [], self.resolution)
 
 
-def _finish(job: Job, bars: list[float]) -> None:
+def _finish(job: Job, bars: list[float], resolution: float) -> None:
     """Give the rows of a job the step times and rates that follow from its other columns."""
     if len(job.table) and not job.table.has("step"):
         job.note("The records carry no step number.")
-    seconds_from(job, "clock", 0.1, "printed run times")
+    seconds_from(job, "clock", resolution, "printed run times")
     if not job.table.has("seconds") and len(bars) == len(job.table) and any(b > 0 for b in bars):
         job.table.set_column("seconds", bars)
         job.note("The step time is the smoothed mean of a progress bar.")
@@ -255,6 +256,8 @@ class HFTrainer(LineDialect):
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
+        if '"log_history": [' in line:  # behind the records of ms-swift: all of them again
+            return True
         taken, own = False, line
         line, self._open = self._open + line, ""
         if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
@@ -308,7 +311,7 @@ class HFTrainer(LineDialect):
         runtime = entries.get("train_runtime", "")
         speed = _speed(entries)
         if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
-            row["clock"] = number(step) / speed
+            row["clock"], self._progress.resolution = number(step) / speed, 0.01
         elif "elapsed_time" in entries:
             row["clock"] = clock_seconds(entries["elapsed_time"])
         elif runtime:

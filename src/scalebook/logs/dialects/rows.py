@@ -67,7 +67,8 @@ class Rows(Dialect):
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
         first = text.lstrip().partition("\n")[0]
-        if RUNS_TABLE in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+        other = RUNS_TABLE in first or '"global_step/max_steps"' in first  # of ms-swift
+        if other or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
             return False
         return is_record(_names_of(first, text))
 

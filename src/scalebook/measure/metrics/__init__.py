@@ -212,7 +212,7 @@ def loss_fell(losses: Sequence[float]) -> bool | None:
     """Return whether losses fell, None with fewer than two.
 
     A last loss above the first is noise where the later half is lower on average; of a few steps
-    a small rise says nothing.
+    a small rise says nothing, and the loss of a policy, which may be negative, need not fall.
     """
     if len(losses) < 2:
         return None
@@ -220,7 +220,7 @@ def loss_fell(losses: Sequence[float]) -> bool | None:
     if losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half]):
         return True
     few = len(losses) < _FEW and losses[0] < losses[-1] <= _SMALL_RISE * losses[0]
-    return None if few else False
+    return None if few or min(losses) <= 0 else False
 
 
 @dataclass(frozen=True, slots=True)
