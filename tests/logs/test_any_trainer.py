@@ -162,3 +162,61 @@ def test_a_device_that_the_catalog_does_not_know_gets_a_remark(tmp_path: Path):
     path.write_text("GPU 0: NVIDIA H900 (UUID: GPU-1)\n" + log())
     (found,) = summaries(path, {"platform": "h100"})
     assert any("'NVIDIA H900'" in text and "h100" in text for text in found["warnings"])
+
+
+def test_a_time_that_rises_as_far_as_the_steps_count_is_of_the_whole_run(tmp_path: Path):
+    """34 s for each 20 steps: 1.7 s a step, whatever the total says at the end."""
+    found = read(tmp_path, "".join(f"step {n}/500 | loss {9 - n / 90:.3f} | {n * 1.7:.0f}s\n"
+                                   for n in range(20, 240, 20)))  # fmt: skip
+    assert found["step_seconds_median"] == pytest.approx(1.7)
+
+
+SCRIPT = """import os
+class Loader:
+    def __init__(self, rank=0, world_size=1):
+        self.batch_size = 4
+seq_len = 1024
+print("Loss is nan, stopping training")
+{line}
+"""
+
+
+def test_a_script_in_front_of_the_log_of_its_run_sets_nothing(tmp_path: Path):
+    text = "world_size:8 grad_accum_steps:1 train_seq_len:2048\n" + log()
+    found = read(tmp_path, SCRIPT.format(line="=" * 100) + text)
+    assert (found["world_size"], found["sequence_length"]) == (8, 2048)
+    assert not any("world size as" in one for one in found["warnings"])
+
+
+def test_a_pipeline_stage_that_prints_no_loss_has_not_diverged(tmp_path: Path):
+    form = "step: {n:2d}  loss: -1.00000  grad_norm:  1.1  memory: 2.66GiB(8.47%)  tps: 5,816\n"
+    found = read(tmp_path, "".join(form.format(n=n) for n in range(1, 8)))
+    assert (found["family"], found["status"]) == ("torchtitan", "interrupted")
+    assert found["loss_last"] is None
+
+
+SWIFT = (
+    '{{"loss": {loss}, "grad_norm": 1.5, "learning_rate": 1e-05, "epoch": 0.01, '
+    '"global_step/max_steps": "{n}/6", "train_speed(s/it)": {mean:.6f}}}\n'
+)
+
+
+def test_the_lines_of_ms_swift_are_steps_and_the_history_behind_them_is_not(tmp_path: Path):
+    """Steps of 2 s behind a first one of 5 s: the printed speed is the mean since the start."""
+    lines = [SWIFT.format(n=n, loss=4 - n / 4, mean=(3 + 2 * n) / n) for n in range(1, 7)]
+    history = '{"global_step": 6, "log_history": [{"loss": 9.0, "epoch": 0.01, "step": 1}]}\n'
+    found = read(tmp_path, "".join(lines) + history)
+    assert (found["n_records"], found["last_step"]) == (6, 6)
+    assert (found["status"], found["loss_last"]) == ("completed", 2.5)
+    assert found["step_seconds_median"] == pytest.approx(2.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("seconds", [2.4, 1.6])
+def test_whole_seconds_of_a_bar_do_not_hide_the_time_of_a_short_step(tmp_path: Path, seconds):
+    bar = "{{'loss': {loss}, 'learning_rate': 1e-05, 'epoch': {e:.2f}, 'num_tokens': {n}.0}}\n"
+    bar += "  {n}%|# | {n}/100 [00:{at:02d}<03:00,  {each:.2f}s/it]\n"
+    lines = [bar.format(loss=3 - n / 9, e=n / 100, n=n, at=int(n * seconds), each=seconds)
+             for n in range(1, 20)]  # fmt: skip
+    found = read(tmp_path, "".join(lines))
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+    assert found["tokens_per_second"] == pytest.approx(1 / seconds, rel=1e-2)

@@ -21,6 +21,7 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
 _SAME_TOKENS = 0.01
+_FEWEST = 5  # records of which a column is taken for a total of the run
 
 
 def pairs(
@@ -92,8 +93,15 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
 
 
 def by_the_clock(job: Job) -> None:
-    """Take step times without a unit as milliseconds, where the time stamps say so."""
-    table = job.table
+    """Take step times without a unit as milliseconds, where the time stamps say so.
+
+    Times that rise from record to record, as far as they count, are of the whole run.
+    """
+    table, times = job.table, list(job.table.column("seconds"))
+    if len(times) >= _FEWEST and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
+        table.set_column("clock", times)
+        table.set_column("seconds", [MISSING] * len(times))
+        seconds_from(job, "clock", 0.1 if any(t % 1 for t in times) else 1.0, "printed run times")
     clock, steps, usual = table.column("clock"), table.column("step"), table.median("seconds")
     if usual is None or len(job.attempts) > 1:
         return

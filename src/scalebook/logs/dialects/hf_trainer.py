@@ -182,19 +182,20 @@ class ProgressBars:
         out.job.reached = self.reached
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
-            if not job.table.has("clock"):
+            if job.table.has("clock"):
+                seconds_from(job, "clock", self.resolution, "printed run times")
+            else:
                 at = job.table.column("step")
                 known = [self.elapsed.get(step, MISSING) for step in at]
                 job.table.set_column("clock", known)
                 seconds_from(job, "clock", 1.0, "elapsed times of a progress bar")
-            _finish(job, bars if len(out.jobs) == 1 else [], self.resolution)
+            _finish(job, bars if len(out.jobs) == 1 else [])
 
 
-def _finish(job: Job, bars: list[float], resolution: float) -> None:
+def _finish(job: Job, bars: list[float]) -> None:
     """Give the rows of a job the step times and rates that follow from its other columns."""
     if len(job.table) and not job.table.has("step"):
         job.note("The records carry no step number.")
-    seconds_from(job, "clock", resolution, "printed run times")
     if not job.table.has("seconds") and len(bars) == len(job.table) and any(b > 0 for b in bars):
         job.table.set_column("seconds", bars)
         job.note("The step time is the smoothed mean of a progress bar.")

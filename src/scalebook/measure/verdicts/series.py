@@ -47,7 +47,8 @@ def read_series(path: Path) -> Series:
     for number, line in _lines(path, follow=named):
         if line.startswith("{"):
             return _records(path)
-        if line and not line.startswith("#"):
+        header = number == 1 and len(line) > 3 and line.isidentifier()
+        if line and not header and not line.startswith("#"):
             found.append(_seconds(path, number, line))
     return _checked(path, found, 0)
 
@@ -64,7 +65,7 @@ def _lines(path: Path, *, follow: bool) -> Iterator[tuple[int, str]]:
 
 def _seconds(path: Path, number: int, line: str) -> float:
     try:
-        value = float(line)
+        value = float(line.removesuffix("s"))  # of seconds
     except ValueError:
         value = math.nan
     if not _SHORTEST < value < _LONGEST:
