@@ -220,3 +220,26 @@ def test_whole_seconds_of_a_bar_do_not_hide_the_time_of_a_short_step(tmp_path: P
     found = read(tmp_path, "".join(lines))
     assert found["step_seconds_median"] == pytest.approx(seconds)
     assert found["tokens_per_second"] == pytest.approx(1 / seconds, rel=1e-2)
+
+
+def test_each_run_of_a_wandb_export_is_a_run(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    rows = (f'"{n}","{9 - n}","2.0","{8 - n}","2.5"\n' for n in range(1, 6))
+    head = '"Step","a - train/loss","a - step_time","b - train/loss","b - step_time"\n'
+    path.write_text(head + "".join(rows))
+    found = summaries(path, {})
+    assert [one["n_records"] for one in found] == [5, 5]
+    assert [one["step_seconds_median"] for one in found] == [2.0, 2.5]
+    assert [one["loss_last"] for one in found] == [4, 3]
+
+
+UNFINISHED = {
+    "maxtext": "completed step: {n}, seconds: 3.0, TFLOP/s/device: 400.1, loss: {loss:.3f}",
+    "olmo-core": "INFO [step={n}/90,epoch=1]\n    throughput/device/TPS=81\n    train/CE loss={loss}",
+}
+
+
+@pytest.mark.parametrize("family", UNFINISHED)
+def test_a_file_without_a_last_line_end_has_not_diverged(tmp_path: Path, family: str):
+    found = read(tmp_path, log(UNFINISHED[family] + "\n")[:-1])
+    assert (found["family"], found["status"], found["n_records"]) == (family, "interrupted", 6)

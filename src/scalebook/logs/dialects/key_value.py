@@ -134,9 +134,6 @@ class NanoGPT(LineDialect):
         cells = {name.rstrip("_234"): text for name, text in found.groupdict().items() if text}
         if "val" in cells and number(cells["step"]) <= (self.out.job.last_step or 0):
             return True  # the validation of a step that is there
-        if self.cut and found.end() == len(line):
-            self.out.job.counts.broken_records += 1
-            return True
         row = {name: number(cells[name]) for name in ("step", "loss") if name in cells}
         unit = 1.0 if cells.get("unit") == "s" else 1e-3
         for name, column, scale in (
@@ -266,6 +263,7 @@ class OLMoCore(LineDialect):
             return True
         pair = self._PAIR.search(line) if self._row else None
         if pair is None or self.cut:
+            self.out.job.details["cut"] = self.cut
             return pair is not None
         unit = "mb" if "(MB)" in pair[1] else "%"
         self._row.setdefault(*cell(self._COLUMNS[pair[1]], number(pair[2]), unit))

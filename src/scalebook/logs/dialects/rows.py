@@ -60,8 +60,13 @@ class Rows(Dialect):
         self.losses = Counter[str]()  # names of the loss, and how often each came
 
     def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
-        """Yield, for each run, the cells of its records by name."""
-        yield self._cells(source)
+        """Yield, for each run, the cells of its records by name; W&B's export puts it in front."""
+        runs = dict.fromkeys(map(_run_of, next(filter(None, self._cells(source)), ())))
+        for run in [run for run in runs if run] or [""]:
+            yield (
+                {name: cell for name, cell in cells.items() if _run_of(name) in ("", run)}
+                for cells in self._cells(source)
+            )
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -81,7 +86,7 @@ class Rows(Dialect):
         self.out.every_job(loss_apart=True)
         missing, told = set(self.mapping.values()), set[str]()
         for place, series in enumerate(self.series(source)):
-            self.out.quoted = place > 0
+            self.out.quoted, self.losses = place > 0, Counter()
             last: dict[str, float] = {}
             for cells in series:
                 if not cells:
@@ -166,6 +171,10 @@ class Rows(Dialect):
     def _take(self, row: Mapping[str, float]) -> None:
         if row.keys() - _BESIDE or (row and self.mapping):
             self.out.step(row)
+
+
+def _run_of(name: str) -> str:
+    return name.rpartition(" - ")[0]
 
 
 _SIZES = setting_lines.SIZES.keys()
