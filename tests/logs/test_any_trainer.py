@@ -235,7 +235,7 @@ def test_each_run_of_a_wandb_export_is_a_run(tmp_path: Path):
 
 UNFINISHED = {
     "maxtext": "completed step: {n}, seconds: 3.0, TFLOP/s/device: 400.1, loss: {loss:.3f}",
-    "olmo-core": "INFO [step={n}/90,epoch=1]\n    throughput/device/TPS=81\n    train/CE loss={loss}",
+    "olmo-core": "INFO [step={n}/90,epoch=1]\n  throughput/device/TPS=81\n  train/CE loss={loss}",
 }
 
 
