@@ -243,3 +243,33 @@ UNFINISHED = {
 def test_a_file_without_a_last_line_end_has_not_diverged(tmp_path: Path, family: str):
     found = read(tmp_path, log(UNFINISHED[family] + "\n")[:-1])
     assert (found["family"], found["status"], found["n_records"]) == (family, "interrupted", 6)
+
+
+def test_the_mean_speed_of_a_resumed_run_counts_from_the_resume(tmp_path: Path):
+    """From step 500 on: 25 s for the first 5 steps, then 18 s for each 5."""
+    form = SWIFT.replace("{n}/6", "{n}/1000").replace("}}\n", ', "elapsed_time": "{at}"}}\n')
+    seconds = [25 + 18 * n for n in range(8)]
+    texts = [f"{s // 60}m {s % 60}s" if s > 59 else f"{s}s" for s in seconds]
+    lines = [form.format(n=505 + 5 * n, loss=2 - n / 9, mean=s / (5 + 5 * n), at=at)
+             for n, (s, at) in enumerate(zip(seconds, texts, strict=True))]  # fmt: skip
+    found = read(tmp_path, "".join(lines))
+    assert (found["first_step"], found["last_step"], found["n_records"]) == (505, 540, 8)
+    assert found["step_seconds_median"] == pytest.approx(3.6, rel=1e-3)
+
+
+MEGATRON = (
+    " iteration {n}/ {total} | consumed samples: {n} | elapsed time per iteration (ms): 2000.0 | "
+    "global batch size: 1 | lm loss: {loss:.6E} | number of skipped iterations: 0 |\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "total", "status"),
+    [((1, 2), 50, "interrupted"), ((1, 2), 2, "completed"), ((10, 20, 30), 35, "completed")],
+)
+def test_a_loop_that_is_done_has_completed_if_no_record_was_due(tmp_path, numbers, total, status):
+    """Every tenth step is printed: 35 steps end behind step 30."""
+    lines = [MEGATRON.format(n=n, total=total, loss=9 - n / 90) for n in numbers]
+    found = read(tmp_path, "".join(lines) + "[after training is done] datetime: 2031-03-04\n")
+    assert found["status"] == status
+    assert status == "completed" or found["reason"].startswith("Training ended at step 2 of 50.")

@@ -75,6 +75,7 @@ class ProgressBars:
     epochs: float = MISSING  # trained in all, as the last line says
     reached: int | None = None  # the step of a last line that is not a record
     resolution: float = 0.1  # s, of the run times that records print
+    start: float | None = None  # the step from which a trainer's mean speed counts
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -91,6 +92,14 @@ class ProgressBars:
         if self.records and len(self.records[-1].bars) < 2:
             self.records[-1].bars.append(done)
             self.records[-1].seconds = bar_seconds(line)
+
+    def since_start(self, step: float, speed: float, elapsed: float) -> float:
+        """Return the seconds since the start, or the resume, of which a mean speed is printed."""
+        self.resolution = 0.01
+        if self.start is None:
+            before = step - elapsed * speed
+            self.start = float(round(before)) if before > 1 + speed else 0.0
+        return (step - self.start) / speed
 
     def hand_out_alone(self, out: Collector) -> None:
         """Give the collector the states of a bar that shows no loss."""
@@ -208,7 +217,7 @@ _OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
 _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
-    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|\d+[dhms](?: \d+[hms]){0,3}|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _COLUMNS = columns("hf-trainer")
@@ -311,10 +320,11 @@ class HFTrainer(LineDialect):
             total = whole(every)
         runtime = entries.get("train_runtime", "")
         speed = _speed(entries)
+        elapsed = clock_seconds(entries.get("elapsed_time", ""))
         if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
-            row["clock"], self._progress.resolution = number(step) / speed, 0.01
-        elif "elapsed_time" in entries:
-            row["clock"] = clock_seconds(entries["elapsed_time"])
+            row["clock"] = self._progress.since_start(number(step), speed, elapsed)
+        elif elapsed >= 0:
+            row["clock"] = elapsed
         elif runtime:
             row["clock"] = number(runtime)
         self.out.goes_on()
