@@ -273,3 +273,37 @@ def test_a_loop_that_is_done_has_completed_if_no_record_was_due(tmp_path, number
     found = read(tmp_path, "".join(lines) + "[after training is done] datetime: 2031-03-04\n")
     assert found["status"] == status
     assert status == "completed" or found["reason"].startswith("Training ended at step 2 of 50.")
+
+
+def test_rows_that_name_their_run_are_of_that_run(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    rows = (
+        f"{run},{n},{9 - n},{each}\n" for n in range(1, 6) for run, each in (("a", 2), ("b", 3))
+    )
+    path.write_text("run,step,loss,step_time\n" + "".join(rows))
+    found = summaries(path, {})
+    assert [(one["n_records"], one["step_seconds_median"]) for one in found] == [(5, 2.0), (5, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("step time 1.5 min", 90.0), ("step_time: 250 us", 250e-6), ("0.50 it/s", 2.0)],
+)
+def test_the_unit_behind_a_time_counts(tmp_path: Path, said: str, seconds: float):
+    found = read(tmp_path, log("step {n}/90 | loss {loss:.3f} | " + said))
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+
+
+def test_the_summary_of_each_run_in_a_page_is_held_against_its_own_steps(tmp_path: Path):
+    text = ""
+    for each in (5, 4):
+        bars = (f"{{'loss': {3 - n / 9:.3f}, 'learning_rate': 1e-05, 'epoch': {n / 10:.1f}}}\n"
+                f" {n * 10}/100 [{n * 10 * each // 60:02d}:{n * 10 * each % 60:02d}<1:00, "
+                f"{each}.00s/it]\n" for n in range(1, 11))  # fmt: skip
+        text += "".join(bars) + f"{{'train_runtime': {each}00.0, "
+        text += f"'train_steps_per_second': {1 / each}, 'train_loss': 2.4, 'epoch': 1.0}}\n"
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    found = summaries(path, {})
+    assert [one["whole_run_rates"]["steps_per_second"] for one in found] == [0.2, 0.25]
+    assert not any("summary says" in text for one in found for text in one["warnings"])

@@ -1795,7 +1795,7 @@ def test_numbers_from_zero_or_another_start_count_from_one():
     ],
 )  # fmt: skip
 def test_training_diverged_where_nothing_was_learnt_or_the_last_loss_is_no_number(rows, said):
-    found = steps.diverged(job_of(*rows))
+    found = steps.diverged(job_of(*rows, details={"loss_expected": True}))
     assert found is None if said is None else said in found
 
 

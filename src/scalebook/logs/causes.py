@@ -114,10 +114,7 @@ ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may 
 ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
 HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])
 ENDED: dict[Status, str] = _TABLE["ended"]
-_WEIGHT = {
-    **{"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0},
-    **{"python_error": 20, "terminated": 15},  # an exception over the header of its traceback
-}
+_WEIGHT: dict[str, int] = _TABLE["weights"]
 _OF_A_RULE = 100
 _LONGEST = 2000  # characters of a line that are looked at
 # An exception whose traceback the log lacks.

@@ -104,7 +104,8 @@ class Collector:
 
     def end(self, ending: Ending) -> None:
         """Record a line that says how the run ended; the next step makes it void."""
-        if LOOP_ENDED in ending.line and self.job.is_short():
+        *_, before, last = 0.0, 0.0, *self.job.table.column("step")[-2:]
+        if LOOP_ENDED in ending.line and 2 * last - before < (self.job.total_steps or 0):
             where = f"Training ended at step {self.job.last_step} of {self.job.total_steps}"
             ending = Ending("interrupted", ending.line, sentence=where)
         elif ending.status == "completed" and ONE_PROCESS not in ending.line:

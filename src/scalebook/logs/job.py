@@ -175,12 +175,6 @@ class Job:
         value = self.table.column("step")[index]
         return None if math.isnan(value) else int(value)
 
-    def is_short(self) -> bool:
-        """Whether another record was due before the last step."""
-        steps = self.table.values("step")
-        gap = max((b - a for a, b in pairwise(steps)), default=1.0)
-        return bool(steps and self.total_steps and steps[-1] + gap < self.total_steps)
-
     def apart(self) -> list[Job]:
         """Return the jobs that stand in quoted blocks whose steps rise, or one behind another.
 

@@ -77,8 +77,7 @@ def clock_seconds(text: str) -> float:
         return whole_minutes * 60.0 + number(seconds)
     if short := _SHORT_CLOCK.match(text):
         return integer(short[1]) * 60 + number(short[2])
-    words = _IN_WORDS.findall(text)
-    return float(sum(integer(n) * _UNITS[unit] for n, unit in words)) if words else MISSING
+    return float(sum(integer(n) * _UNITS[unit] for n, unit in _IN_WORDS.findall(text))) or MISSING
 
 
 def half_unit(text: str) -> float:

@@ -21,7 +21,6 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
 _SAME_TOKENS = 0.01
-_FEWEST = 5  # records of which a column is taken for a total of the run
 
 
 def pairs(
@@ -98,7 +97,7 @@ def by_the_clock(job: Job) -> None:
     Times that rise from record to record, as far as they count, are of the whole run.
     """
     table, times = job.table, list(job.table.column("seconds"))
-    if len(times) >= _FEWEST and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
+    if len(times) > 4 and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
         table.set_column("clock", times)
         table.set_column("seconds", [MISSING] * len(times))
         seconds_from(job, "clock", 0.1 if any(t % 1 for t in times) else 1.0, "printed run times")
@@ -170,7 +169,7 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?i)(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?"
+    r"(?i)(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kM]?) ?((?:tok(?:en)?s?|samples?|seqs?|it|)/s)(?:ec)?"
     r"(/gpu|/device|)\b(?!/)"
 )
 # A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
@@ -195,8 +194,8 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
         column = ""
     elif column == "iterations_per_second":
         column, value = "seconds", 1 / value if value > 0 else MISSING
-    elif column == "seconds" and unit == "ms":
-        scale = 1e-3
+    elif column == "seconds":
+        scale = _SECONDS.get(unit, 1.0)
     elif column == "mfu" and (unit == "%" or value > 1):
         scale = 0.01
     elif column == "tflops_per_gpu" and value > _FLOPS:
@@ -204,6 +203,7 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
     return column, value * scale
 
 
+_SECONDS = {"ms": 1e-3, "us": 1e-6, "min": 60.0}
 _GIB = {"gib": 1.0, "mib": 1 / 1024, "gb": 1e9 / 2**30, "mb": 1e6 / 2**30}
 _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
@@ -242,7 +242,7 @@ def _named() -> re.Pattern[str]:
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
         r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:]|-\d)"
         r"(?:/[\d.]+(?= [GM]iB))?\s*"  # of the memory of the device
-        r"(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
+        r"((?:ms|us|min)\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
         r"(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
         re.IGNORECASE,
     )

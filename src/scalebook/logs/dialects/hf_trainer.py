@@ -75,7 +75,7 @@ class ProgressBars:
     epochs: float = MISSING  # trained in all, as the last line says
     reached: int | None = None  # the step of a last line that is not a record
     resolution: float = 0.1  # s, of the run times that records print
-    start: float | None = None  # the step from which a trainer's mean speed counts
+    rates: dict[str, float] = field(default_factory=dict[str, float])  # of the whole run
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -92,14 +92,6 @@ class ProgressBars:
         if self.records and len(self.records[-1].bars) < 2:
             self.records[-1].bars.append(done)
             self.records[-1].seconds = bar_seconds(line)
-
-    def since_start(self, step: float, speed: float, elapsed: float) -> float:
-        """Return the seconds since the start, or the resume, of which a mean speed is printed."""
-        self.resolution = 0.01
-        if self.start is None:
-            before = step - elapsed * speed
-            self.start = float(round(before)) if before > 1 + speed else 0.0
-        return (step - self.start) / speed
 
     def hand_out_alone(self, out: Collector) -> None:
         """Give the collector the states of a bar that shows no loss."""
@@ -189,6 +181,7 @@ class ProgressBars:
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
         out.job.reached = self.reached
+        out.job.rates |= self.rates
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
             if job.table.has("clock"):
@@ -217,7 +210,8 @@ _OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
 _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
-    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|\d+[dhms](?: \d+[hms]){0,3}|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|\d+[dhms](?: \d+[hms]){0,3}|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))"
+    r"['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _COLUMNS = columns("hf-trainer")
@@ -225,14 +219,6 @@ _COLUMNS = columns("hf-trainer")
 
 _RECORD = ({"loss", "loss/policy_avg"}, {"learning_rate", "lr", "epoch"})  # one of each
 _STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
-
-
-def _speed(entries: dict[str, str]) -> float:
-    """Return the steps per second since the start that ms-swift prints, NaN without them."""
-    if "train_speed(s/it)" in entries:
-        seconds = number(entries["train_speed(s/it)"])
-        return 1 / seconds if seconds > 0 else MISSING
-    return number(entries.get("train_speed(iter/s)", ""))
 
 
 class HFTrainer(LineDialect):
@@ -258,11 +244,6 @@ class HFTrainer(LineDialect):
         self._last: tuple[int | None, dict[str, str]] = (None, {})  # rank and record
         self._rank: int | None = None
         self._before: list[ProgressBars] = []  # of runs that ended
-
-    @classmethod
-    def recognises(cls, text: str) -> bool:
-        """Whether a piece of text holds a record, and not one of NeMo AutoModel's JSON."""
-        return super().recognises(text) and '"tps_per_gpu"' not in text
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
@@ -319,10 +300,13 @@ class HFTrainer(LineDialect):
             step, _, every = of.partition("/")
             total = whole(every)
         runtime = entries.get("train_runtime", "")
-        speed = _speed(entries)
+        each = number(entries.get("train_speed(s/it)", ""))  # of ms-swift
+        speed = 1 / each if each > 0 else number(entries.get("train_speed(iter/s)", ""))
         elapsed = clock_seconds(entries.get("elapsed_time", ""))
-        if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
-            row["clock"] = self._progress.since_start(number(step), speed, elapsed)
+        if speed > 0 and number(step) > 0:  # the mean since the start, which may be of a resume
+            before = number(step) - (elapsed + 0.5) * speed  # by whole seconds
+            count = number(step) - (round(before) if before > 1 + speed else 0)
+            row["clock"], self._progress.resolution = count / speed, 0.01
         elif elapsed >= 0:
             row["clock"] = elapsed
         elif runtime:
@@ -335,7 +319,7 @@ class HFTrainer(LineDialect):
         for name, value in entries.items():
             if name.startswith("train_") and name.endswith("_per_second"):
                 rate = name.removeprefix("train_")
-                self.out.job.rates[rate] = number(value)
+                self._progress.rates[rate] = number(value)
                 self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
         if "epoch" in entries:
             self._progress.epochs = number(entries["epoch"])

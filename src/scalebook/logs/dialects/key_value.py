@@ -118,11 +118,7 @@ class NanoGPT(LineDialect):
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out.every_job(loss_apart=True)
-        self._tokens = 0
+    _tokens = 0
 
     def line(self, line: str) -> bool:
         """Take a record, or the tokens of an iteration."""
@@ -263,7 +259,6 @@ class OLMoCore(LineDialect):
             return True
         pair = self._PAIR.search(line) if self._row else None
         if pair is None or self.cut:
-            self.out.job.details["cut"] = self.cut
             return pair is not None
         unit = "mb" if "(MB)" in pair[1] else "%"
         self._row.setdefault(*cell(self._COLUMNS[pair[1]], number(pair[2]), unit))
@@ -306,11 +301,8 @@ class Pairs(LineDialect):
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stepped = self._counted = False
-        self._columns_before = set[str]()
-        self._ahead, self._bar = False, 0
+    _stepped = _counted = _ahead = False
+    _bar, _columns_before = 0, frozenset[str]()
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -350,7 +342,7 @@ class Pairs(LineDialect):
             if bar[0] == self._bar or (self._ahead and bar[0] == 0):
                 return True
             self._bar = bar[0]
-        self._columns_before = set(row)
+        self._columns_before = frozenset(row)
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
         row["clock"] = self.clock(line)

@@ -48,7 +48,6 @@ class MaxText(LineDialect):
                     self.out.job.settings[kind.replace("ism", "_size")] = math.prod(both)
             return False
         row = pairs(_PAIR, line[found.end() :], _COLUMNS)
-        self.out.job.details["cut"] = self.cut
         if not row.get("seconds", -1) > 0:
             self.out.job.counts.broken_records += 1
         else:

@@ -47,8 +47,7 @@ def read_series(path: Path) -> Series:
     for number, line in _lines(path, follow=named):
         if line.startswith("{"):
             return _records(path)
-        header = number == 1 and len(line) > 3 and line.isidentifier()
-        if line and not header and not line.startswith("#"):
+        if line and line[0] != "#" and not (number == 1 and line[3:].isidentifier()):
             found.append(_seconds(path, number, line))
     return _checked(path, found, 0)
 
