@@ -181,7 +181,6 @@ class ProgressBars:
         for record, step in zip(self.records, steps, strict=True):
             out.step(record.row | {"step": step}, total=self.total)
         out.job.reached = self.reached
-        out.job.rates |= self.rates
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
             if job.table.has("clock"):
@@ -333,10 +332,10 @@ class HFTrainer(LineDialect):
         done = Ending("completed", "the trainer printed its metrics of the whole run")
         for progress in self._before:
             progress.hand_out(self.out)
+            self.out.job.rates |= progress.rates
             self.out.end(done)
-        if self._progress.records:
-            self._progress.hand_out(self.out)
-        else:
-            self._progress.hand_out_alone(self.out)
+        last = self._progress
+        (last.hand_out if last.records else last.hand_out_alone)(self.out)
+        self.out.job.rates |= last.rates
         if self._ended:
             self.out.end(done)
