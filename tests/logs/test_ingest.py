@@ -750,6 +750,8 @@ def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
          "terminated", "asked to end: -15"),
         ("[rank0]: KeyError: 'text'\n  exitcode  : -15 (pid: 77)", "failed", "python_error",
          "The trainer failed: KeyError: 'text'"),
+        ("[rank3]: KeyError: 'text'\n[rank0]: Watchdog caught collective operation timeout: "
+         "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=600000)", "failed", "python_error", "KeyError"),
         ("[ERROR] [launch.py:325:sigkill_handler] ['python', 'a.py'] exits with return code = -9",
          "failed", "signal", "-9"),
         ("[ERROR] [launch.py:325:sigkill_handler] ['python', 'a.py'] exits with return code = 1",

@@ -174,5 +174,6 @@ def holds_up(text: str) -> bool:
 
 
 def weightier(first: Ending | None, second: Ending) -> Ending:
-    """Return the one that explains more: an out-of-memory error over the traceback it causes."""
-    return second if first is None or second.weight > first.weight else first
+    """Return the one that explains more: an exception over the timeout of those that waited."""
+    waited = first is not None and first.cause == "python_error" and second.status == "timeout"
+    return second if first is None or (second.weight > first.weight and not waited) else first
