@@ -162,3 +162,148 @@ def test_a_device_that_the_catalog_does_not_know_gets_a_remark(tmp_path: Path):
     path.write_text("GPU 0: NVIDIA H900 (UUID: GPU-1)\n" + log())
     (found,) = summaries(path, {"platform": "h100"})
     assert any("'NVIDIA H900'" in text and "h100" in text for text in found["warnings"])
+
+
+def test_a_time_that_rises_as_far_as_the_steps_count_is_of_the_whole_run(tmp_path: Path):
+    """34 s for each 20 steps: 1.7 s a step, whatever the total says at the end."""
+    found = read(tmp_path, "".join(f"step {n}/500 | loss {9 - n / 90:.3f} | {n * 1.7:.0f}s\n"
+                                   for n in range(20, 240, 20)))  # fmt: skip
+    assert found["step_seconds_median"] == pytest.approx(1.7)
+
+
+SCRIPT = """import os
+class Loader:
+    def __init__(self, rank=0, world_size=1):
+        self.batch_size = 4
+seq_len = 1024
+print("Loss is nan, stopping training")
+{line}
+"""
+
+
+def test_a_script_in_front_of_the_log_of_its_run_sets_nothing(tmp_path: Path):
+    text = "world_size:8 grad_accum_steps:1 train_seq_len:2048\n" + log()
+    found = read(tmp_path, SCRIPT.format(line="=" * 100) + text)
+    assert (found["world_size"], found["sequence_length"]) == (8, 2048)
+    assert not any("world size as" in one for one in found["warnings"])
+
+
+def test_a_pipeline_stage_that_prints_no_loss_has_not_diverged(tmp_path: Path):
+    form = "step: {n:2d}  loss: -1.00000  grad_norm:  1.1  memory: 2.66GiB(8.47%)  tps: 5,816\n"
+    found = read(tmp_path, "".join(form.format(n=n) for n in range(1, 8)))
+    assert (found["family"], found["status"]) == ("torchtitan", "interrupted")
+    assert found["loss_last"] is None
+
+
+SWIFT = (
+    '{{"loss": {loss}, "grad_norm": 1.5, "learning_rate": 1e-05, "epoch": 0.01, '
+    '"global_step/max_steps": "{n}/6", "train_speed(s/it)": {mean:.6f}}}\n'
+)
+
+
+def test_the_lines_of_ms_swift_are_steps_and_the_history_behind_them_is_not(tmp_path: Path):
+    """Steps of 2 s behind a first one of 5 s: the printed speed is the mean since the start."""
+    lines = [SWIFT.format(n=n, loss=4 - n / 4, mean=(3 + 2 * n) / n) for n in range(1, 7)]
+    history = '{"global_step": 6, "log_history": [{"loss": 9.0, "epoch": 0.01, "step": 1}]}\n'
+    found = read(tmp_path, "".join(lines) + history)
+    assert (found["n_records"], found["last_step"]) == (6, 6)
+    assert (found["status"], found["loss_last"]) == ("completed", 2.5)
+    assert found["step_seconds_median"] == pytest.approx(2.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("seconds", [2.4, 1.6])
+def test_whole_seconds_of_a_bar_do_not_hide_the_time_of_a_short_step(tmp_path: Path, seconds):
+    bar = "{{'loss': {loss}, 'learning_rate': 1e-05, 'epoch': {e:.2f}, 'num_tokens': {n}.0}}\n"
+    bar += "  {n}%|# | {n}/100 [00:{at:02d}<03:00,  {each:.2f}s/it]\n"
+    lines = [bar.format(loss=3 - n / 9, e=n / 100, n=n, at=int(n * seconds), each=seconds)
+             for n in range(1, 20)]  # fmt: skip
+    found = read(tmp_path, "".join(lines))
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+    assert found["tokens_per_second"] == pytest.approx(1 / seconds, rel=1e-2)
+
+
+def test_each_run_of_a_wandb_export_is_a_run(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    rows = (f'"{n}","{9 - n}","2.0","{8 - n}","2.5"\n' for n in range(1, 6))
+    head = '"Step","a - train/loss","a - step_time","b - train/loss","b - step_time"\n'
+    path.write_text(head + "".join(rows))
+    found = summaries(path, {})
+    assert [one["n_records"] for one in found] == [5, 5]
+    assert [one["step_seconds_median"] for one in found] == [2.0, 2.5]
+    assert [one["loss_last"] for one in found] == [4, 3]
+
+
+UNFINISHED = {
+    "maxtext": "completed step: {n}, seconds: 3.0, TFLOP/s/device: 400.1, loss: {loss:.3f}",
+    "olmo-core": "INFO [step={n}/90,epoch=1]\n  throughput/device/TPS=81\n  train/CE loss={loss}",
+}
+
+
+@pytest.mark.parametrize("family", UNFINISHED)
+def test_a_file_without_a_last_line_end_has_not_diverged(tmp_path: Path, family: str):
+    found = read(tmp_path, log(UNFINISHED[family] + "\n")[:-1])
+    assert (found["family"], found["status"], found["n_records"]) == (family, "interrupted", 6)
+
+
+def test_the_mean_speed_of_a_resumed_run_counts_from_the_resume(tmp_path: Path):
+    """From step 500 on: 25 s for the first 5 steps, then 18 s for each 5."""
+    form = SWIFT.replace("{n}/6", "{n}/1000").replace("}}\n", ', "elapsed_time": "{at}"}}\n')
+    seconds = [25 + 18 * n for n in range(8)]
+    texts = [f"{s // 60}m {s % 60}s" if s > 59 else f"{s}s" for s in seconds]
+    lines = [form.format(n=505 + 5 * n, loss=2 - n / 9, mean=s / (5 + 5 * n), at=at)
+             for n, (s, at) in enumerate(zip(seconds, texts, strict=True))]  # fmt: skip
+    found = read(tmp_path, "".join(lines))
+    assert (found["first_step"], found["last_step"], found["n_records"]) == (505, 540, 8)
+    assert found["step_seconds_median"] == pytest.approx(3.6, rel=1e-3)
+
+
+MEGATRON = (
+    " iteration {n}/ {total} | consumed samples: {n} | elapsed time per iteration (ms): 2000.0 | "
+    "global batch size: 1 | lm loss: {loss:.6E} | number of skipped iterations: 0 |\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "total", "status"),
+    [((1, 2), 50, "interrupted"), ((1, 2), 2, "completed"), ((10, 20, 30), 35, "completed")],
+)
+def test_a_loop_that_is_done_has_completed_if_no_record_was_due(tmp_path, numbers, total, status):
+    """Every tenth step is printed: 35 steps end behind step 30."""
+    lines = [MEGATRON.format(n=n, total=total, loss=9 - n / 90) for n in numbers]
+    found = read(tmp_path, "".join(lines) + "[after training is done] datetime: 2031-03-04\n")
+    assert found["status"] == status
+    assert status == "completed" or found["reason"].startswith("Training ended at step 2 of 50.")
+
+
+def test_rows_that_name_their_run_are_of_that_run(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    rows = (
+        f"{run},{n},{9 - n},{each}\n" for n in range(1, 6) for run, each in (("a", 2), ("b", 3))
+    )
+    path.write_text("run,step,loss,step_time\n" + "".join(rows))
+    found = summaries(path, {})
+    assert [(one["n_records"], one["step_seconds_median"]) for one in found] == [(5, 2.0), (5, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("step time 1.5 min", 90.0), ("step_time: 250 us", 250e-6), ("0.50 it/s", 2.0)],
+)
+def test_the_unit_behind_a_time_counts(tmp_path: Path, said: str, seconds: float):
+    found = read(tmp_path, log("step {n}/90 | loss {loss:.3f} | " + said))
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+
+
+def test_the_summary_of_each_run_in_a_page_is_held_against_its_own_steps(tmp_path: Path):
+    text = ""
+    for each in (5, 4):
+        bars = (f"{{'loss': {3 - n / 9:.3f}, 'learning_rate': 1e-05, 'epoch': {n / 10:.1f}}}\n"
+                f" {n * 10}/100 [{n * 10 * each // 60:02d}:{n * 10 * each % 60:02d}<1:00, "
+                f"{each}.00s/it]\n" for n in range(1, 11))  # fmt: skip
+        text += "".join(bars) + f"{{'train_runtime': {each}00.0, "
+        text += f"'train_steps_per_second': {1 / each}, 'train_loss': 2.4, 'epoch': 1.0}}\n"
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    found = summaries(path, {})
+    assert [one["whole_run_rates"]["steps_per_second"] for one in found] == [0.2, 0.25]
+    assert not any("summary says" in text for one in found for text in one["warnings"])

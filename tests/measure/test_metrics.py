@@ -385,6 +385,10 @@ def test_one_loss_is_not_accused_of_standing_still_and_noise_is_not_a_rise():
     assert loss_fell([10.0] * 9 + [10.1]) is False
     assert loss_fell([2.0, 1.9, 1.8, 1.7, 1.75, 2.01]) is True
     assert loss_fell([2.0, 2.1, 2.2, 2.3]) is False
+    assert loss_fell([0.0, 0.001, 0.003]) is None  # of a policy, as GRPO begins
+    assert loss_fell([-0.05, 0.7, 0.6]) is None
+    assert loss_fell([0.01, 0.04, 0.08]) is None
+    assert loss_fell([0.4, 0.6, 0.9]) is False
 
 
 def test_what_ran_counts_before_what_was_asked_for():

@@ -587,6 +587,15 @@ def test_a_line_is_a_step_time_between_a_nanosecond_and_thirty_years(tmp_path, t
     assert f"times line 4: {text[:40]!r} is not a step time." in str(error.value)
 
 
+def test_a_header_and_a_unit_of_seconds_are_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("step_time\n1.5 s\n2.5s\n")
+    assert read_series(path).seconds == (1.5, 2.5)
+    path.write_text("1.5\nstep_time\n")
+    with pytest.raises(RecordError, match="line 2"):
+        read_series(path)
+
+
 def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
     (tmp_path / "bytes").write_bytes(b"1.5\n\xff\xfe\n")
     with pytest.raises(RecordError, match="bytes cannot be read: it is not text"):

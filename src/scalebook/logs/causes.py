@@ -109,12 +109,12 @@ def sentence(found: Found, rank: int | None) -> str:
 # Of a run that completed: its last save, its export or its shutdown failed.
 AFTER_TRAINING = "Every step was trained; what came after them failed. {}."
 TRACEBACK = "Traceback (most recent call last)"
+LOOP_ENDED = "after training is done"  # Megatron's, however many steps it took
 ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
 ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
 HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])
 ENDED: dict[Status, str] = _TABLE["ended"]
-_WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0}
-_EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
+_WEIGHT: dict[str, int] = _TABLE["weights"]
 _OF_A_RULE = 100
 _LONGEST = 2000  # characters of a line that are looked at
 # An exception whose traceback the log lacks.
@@ -142,8 +142,8 @@ def ending(line: str, rank: int | None = None) -> Ending | None:
     if any(piece in line for piece in PIECES):
         found = search([line[:_LONGEST]], LOG_RULES)
         if found is not None:
-            weight = _OF_A_RULE - LOG_RULES.index(found.rule)
             rule = found.rule
+            weight = _WEIGHT.get(rule.cause, _OF_A_RULE - LOG_RULES.index(rule))
             return Ending(rule.status, shown, weight, rule.cause, sentence(found, rank))
     for piece, status in ENDINGS:
         if piece in line:
@@ -160,7 +160,7 @@ def exception(text: str) -> Ending | None:
     if not _EXCEPTION.match(text) or CONSEQUENCE.search(text):
         return None
     sentence = f"The trainer failed: {text}"
-    return Ending("failed", text, _EXCEPTION_WEIGHT, "python_error", sentence)
+    return Ending("failed", text, _WEIGHT["python_error"], "python_error", sentence)
 
 
 def mentions_ending(text: str) -> bool:
@@ -174,5 +174,6 @@ def holds_up(text: str) -> bool:
 
 
 def weightier(first: Ending | None, second: Ending) -> Ending:
-    """Return the one that explains more: an out-of-memory error over the traceback it causes."""
-    return second if first is None or second.weight > first.weight else first
+    """Return the one that explains more: an exception over the timeout of those that waited."""
+    waited = first is not None and first.cause == "python_error" and second.status == "timeout"
+    return second if first is None or (second.weight > first.weight and not waited) else first

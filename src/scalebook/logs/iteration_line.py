@@ -200,8 +200,7 @@ class IterationDialect(LineDialect):
     def __init__(self) -> None:
         super().__init__()
         self.out.every_job(logs_multiples=True, loss_expected=True)
-        self._open = ""  # a record that the next line may go on with
-        self._open_cut = False
+        self._open, self._open_cut = "", False  # a record that the next line may go on with
         self._pattern: re.Pattern[str] | None = None
         self._columns: list[tuple[str, float]] = []
         self._total: int | None = None

@@ -19,6 +19,8 @@ _NUMBER = re.compile(  # 1,234.5 and 1.234,5 and 0,123 and 1234.5
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")  # thousands, not a decimal comma
 _CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT_CLOCK = re.compile(r"(\d+):(\d\d(?:\.\d+)?)$")
+_IN_WORDS = re.compile(r"(\d+) ?([dhms])\b")
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MOST_DIGITS = 18  # more than any size, count or rank has
 LARGEST = 1e300  # beyond it a product could overflow; such a figure is not a measurement
 
@@ -67,14 +69,15 @@ def whole(text: str) -> int | None:
 
 
 def clock_seconds(text: str) -> float:
-    """Return the seconds of ``H:MM:SS`` or ``MM:SS`` (with days or fractions), NaN otherwise."""
+    """Return the seconds of ``H:MM:SS``, ``MM:SS`` (with days or fractions) or ``2h 7m 3s``."""
     found = _CLOCK.match(text)
     if found:
         days, hours, minutes, seconds = found.groups()
         whole_minutes = integer(days or "0") * 1440 + integer(hours) * 60 + integer(minutes)
         return whole_minutes * 60.0 + number(seconds)
-    short = _SHORT_CLOCK.match(text)
-    return integer(short[1]) * 60 + number(short[2]) if short else MISSING
+    if short := _SHORT_CLOCK.match(text):
+        return integer(short[1]) * 60 + number(short[2])
+    return float(sum(integer(n) * _UNITS[unit] for n, unit in _IN_WORDS.findall(text))) or MISSING
 
 
 def half_unit(text: str) -> float:

@@ -92,8 +92,15 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
 
 
 def by_the_clock(job: Job) -> None:
-    """Take step times without a unit as milliseconds, where the time stamps say so."""
-    table = job.table
+    """Take step times without a unit as milliseconds, where the time stamps say so.
+
+    Times that rise from record to record, as far as they count, are of the whole run.
+    """
+    table, times = job.table, list(job.table.column("seconds"))
+    if len(times) > 4 and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
+        table.set_column("clock", times)
+        table.set_column("seconds", [MISSING] * len(times))
+        seconds_from(job, "clock", 0.1 if any(t % 1 for t in times) else 1.0, "printed run times")
     clock, steps, usual = table.column("clock"), table.column("step"), table.median("seconds")
     if usual is None or len(job.attempts) > 1:
         return
@@ -162,13 +169,13 @@ _EPOCH = re.compile(
 )
 # A rate without a name: | 37.3k tok/s |
 _BARE = re.compile(
-    r"(?i)(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kM]?) ?((?:tok(?:en)?s?|samples?|seqs?|)/s)(?:ec)?"
+    r"(?i)(?:^|[|,;(]) *(\d[\d,]*(?:\.\d+)? ?[kM]?) ?((?:tok(?:en)?s?|samples?|seqs?|it|)/s)(?:ec)?"
     r"(/gpu|/device|)\b(?!/)"
 )
 # A time with its unit and no name, or only that of the step: | 37.3s |, iter: 37.3s
 _BARE_TIME = re.compile(
     r"(?:[|(,] *|\b(?:iter|step|batch|took)[:= ]+)([\d.]{1,12}) ?(m?)s"
-    r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,);]| *$))"
+    r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,();]| *$))"
 )
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[ *(\d+)/\d+ \(")  # of an epoch
 _EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)
@@ -187,8 +194,8 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
         column = ""
     elif column == "iterations_per_second":
         column, value = "seconds", 1 / value if value > 0 else MISSING
-    elif column == "seconds" and unit == "ms":
-        scale = 1e-3
+    elif column == "seconds":
+        scale = _SECONDS.get(unit, 1.0)
     elif column == "mfu" and (unit == "%" or value > 1):
         scale = 0.01
     elif column == "tflops_per_gpu" and value > _FLOPS:
@@ -196,6 +203,7 @@ def cell(column: str, value: float, unit: str) -> tuple[str, float]:
     return column, value * scale
 
 
+_SECONDS = {"ms": 1e-3, "us": 1e-6, "min": 60.0}
 _GIB = {"gib": 1.0, "mib": 1 / 1024, "gb": 1e9 / 2**30, "mb": 1e6 / 2**30}
 _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
@@ -234,7 +242,7 @@ def _named() -> re.Pattern[str]:
         r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?"
         r"(?:[KM](?![a-z/])| ?[KM](?=tok))?|-?(?:nan|inf)\b)(?![\d:]|-\d)"
         r"(?:/[\d.]+(?= [GM]iB))?\s*"  # of the memory of the device
-        r"(ms\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
+        r"((?:ms|us|min)\b|%|[GM]i?B\b|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s(?:ec)?"
         r"(?:/(?:gpu|device))?(?![\w/]|\s*[:=])|)",
         re.IGNORECASE,
     )

@@ -41,14 +41,11 @@ class DeepSpeed(LineDialect):
 
     def __init__(self) -> None:
         super().__init__()
-        self.out.every_job(loss_apart=True)
-        self._pipeline = False
+        self._pipeline = self._mean = False
         self._timers: list[dict[str, float]] = []
         self._rates: dict[float, float] = {}  # learning rates by step
         self._own: dict[float, dict[str, float]] = {}  # what the script printed, by step
-        self._latency = MISSING
-        self._mean = False
-        self._overflows = 0
+        self._latency, self._overflows = MISSING, 0
         self._skipped: int | None = None
 
     def line(self, line: str) -> bool:

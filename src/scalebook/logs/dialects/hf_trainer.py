@@ -74,6 +74,8 @@ class ProgressBars:
     redrawn: bool = False  # whether a record's bar is drawn behind it
     epochs: float = MISSING  # trained in all, as the last line says
     reached: int | None = None  # the step of a last line that is not a record
+    resolution: float = 0.1  # s, of the run times that records print
+    rates: dict[str, float] = field(default_factory=dict[str, float])  # of the whole run
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -181,7 +183,9 @@ class ProgressBars:
         out.job.reached = self.reached
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
-            if not job.table.has("clock"):
+            if job.table.has("clock"):
+                seconds_from(job, "clock", self.resolution, "printed run times")
+            else:
                 at = job.table.column("step")
                 known = [self.elapsed.get(step, MISSING) for step in at]
                 job.table.set_column("clock", known)
@@ -193,7 +197,6 @@ def _finish(job: Job, bars: list[float]) -> None:
     """Give the rows of a job the step times and rates that follow from its other columns."""
     if len(job.table) and not job.table.has("step"):
         job.note("The records carry no step number.")
-    seconds_from(job, "clock", 0.1, "printed run times")
     if not job.table.has("seconds") and len(bars) == len(job.table) and any(b > 0 for b in bars):
         job.table.set_column("seconds", bars)
         job.note("The step time is the smoothed mean of a progress bar.")
@@ -206,7 +209,8 @@ _OPEN = re.compile(rf"\{{[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}\n]*$")
 _LONGEST_DICT = 4000
 _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
-    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|\d+[dhms](?: \d+[hms]){0,3}|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))"
+    r"['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^[\s#]*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _COLUMNS = columns("hf-trainer")
@@ -214,14 +218,6 @@ _COLUMNS = columns("hf-trainer")
 
 _RECORD = ({"loss", "loss/policy_avg"}, {"learning_rate", "lr", "epoch"})  # one of each
 _STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
-
-
-def _speed(entries: dict[str, str]) -> float:
-    """Return the steps per second since the start that ms-swift prints, NaN without them."""
-    if "train_speed(s/it)" in entries:
-        seconds = number(entries["train_speed(s/it)"])
-        return 1 / seconds if seconds > 0 else MISSING
-    return number(entries.get("train_speed(iter/s)", ""))
 
 
 class HFTrainer(LineDialect):
@@ -248,13 +244,10 @@ class HFTrainer(LineDialect):
         self._rank: int | None = None
         self._before: list[ProgressBars] = []  # of runs that ended
 
-    @classmethod
-    def recognises(cls, text: str) -> bool:
-        """Whether a piece of text holds a record, and not one of NeMo AutoModel's JSON."""
-        return super().recognises(text) and '"tps_per_gpu"' not in text
-
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
+        if '"log_history": [' in line:  # behind the records of ms-swift: all of them again
+            return True
         taken, own = False, line
         line, self._open = self._open + line, ""
         if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
@@ -306,11 +299,15 @@ class HFTrainer(LineDialect):
             step, _, every = of.partition("/")
             total = whole(every)
         runtime = entries.get("train_runtime", "")
-        speed = _speed(entries)
-        if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
-            row["clock"] = number(step) / speed
-        elif "elapsed_time" in entries:
-            row["clock"] = clock_seconds(entries["elapsed_time"])
+        each = number(entries.get("train_speed(s/it)", ""))  # of ms-swift
+        speed = 1 / each if each > 0 else number(entries.get("train_speed(iter/s)", ""))
+        elapsed = clock_seconds(entries.get("elapsed_time", ""))
+        if speed > 0 and number(step) > 0:  # the mean since the start, which may be of a resume
+            before = number(step) - (elapsed + 0.5) * speed  # by whole seconds
+            count = number(step) - (round(before) if before > 1 + speed else 0)
+            row["clock"], self._progress.resolution = count / speed, 0.01
+        elif elapsed >= 0:
+            row["clock"] = elapsed
         elif runtime:
             row["clock"] = number(runtime)
         self.out.goes_on()
@@ -321,7 +318,7 @@ class HFTrainer(LineDialect):
         for name, value in entries.items():
             if name.startswith("train_") and name.endswith("_per_second"):
                 rate = name.removeprefix("train_")
-                self.out.job.rates[rate] = number(value)
+                self._progress.rates[rate] = number(value)
                 self.out.digits(rate, "0.001")  # it rounds so, and drops zeros
         if "epoch" in entries:
             self._progress.epochs = number(entries["epoch"])
@@ -335,10 +332,10 @@ class HFTrainer(LineDialect):
         done = Ending("completed", "the trainer printed its metrics of the whole run")
         for progress in self._before:
             progress.hand_out(self.out)
+            self.out.job.rates |= progress.rates
             self.out.end(done)
-        if self._progress.records:
-            self._progress.hand_out(self.out)
-        else:
-            self._progress.hand_out_alone(self.out)
+        last = self._progress
+        (last.hand_out if last.records else last.hand_out_alone)(self.out)
+        self.out.job.rates |= last.rates
         if self._ended:
             self.out.end(done)

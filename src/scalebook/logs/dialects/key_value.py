@@ -118,11 +118,7 @@ class NanoGPT(LineDialect):
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out.every_job(loss_apart=True)
-        self._tokens = 0
+    _tokens = 0
 
     def line(self, line: str) -> bool:
         """Take a record, or the tokens of an iteration."""
@@ -134,9 +130,6 @@ class NanoGPT(LineDialect):
         cells = {name.rstrip("_234"): text for name, text in found.groupdict().items() if text}
         if "val" in cells and number(cells["step"]) <= (self.out.job.last_step or 0):
             return True  # the validation of a step that is there
-        if self.cut and found.end() == len(line):
-            self.out.job.counts.broken_records += 1
-            return True
         row = {name: number(cells[name]) for name in ("step", "loss") if name in cells}
         unit = 1.0 if cells.get("unit") == "s" else 1e-3
         for name, column, scale in (
@@ -308,11 +301,8 @@ class Pairs(LineDialect):
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stepped = self._counted = False
-        self._columns_before = set[str]()
-        self._ahead, self._bar = False, 0
+    _stepped = _counted = _ahead = False
+    _bar, _columns_before = 0, frozenset[str]()
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -352,7 +342,7 @@ class Pairs(LineDialect):
             if bar[0] == self._bar or (self._ahead and bar[0] == 0):
                 return True
             self._bar = bar[0]
-        self._columns_before = set(row)
+        self._columns_before = frozenset(row)
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
         row["clock"] = self.clock(line)

@@ -47,8 +47,7 @@ class MaxText(LineDialect):
                     both = (self._sizes.get(f"{one}_{kind}", 1) for one in ("dcn", "ici"))
                     self.out.job.settings[kind.replace("ism", "_size")] = math.prod(both)
             return False
-        text = line[found.end() :]
-        row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)
+        row = pairs(_PAIR, line[found.end() :], _COLUMNS)
         if not row.get("seconds", -1) > 0:
             self.out.job.counts.broken_records += 1
         else:

@@ -30,7 +30,6 @@ class MLPerf(LineDialect):
 
     def __init__(self) -> None:
         super().__init__()
-        self.out.every_job(loss_apart=True)
         self._throughput: list[float] = []
         self._rows: dict[int, dict[str, float]] = {}  # by samples
         self._fixed = True  # whether every sample has the length that is stated

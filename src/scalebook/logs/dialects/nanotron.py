@@ -42,10 +42,7 @@ class Nanotron(LineDialect):
         if found is None:
             self._beside(line)
             return False
-        text = line[found.end() :]
-        if self.cut:
-            text = text.rpartition("|")[0]
-        row = _columns({key: scaled(value) for key, value in _PAIR.findall(text)})
+        row = _columns({key: scaled(value) for key, value in _PAIR.findall(line, found.end())})
         if not row.get("seconds", -1) > 0:
             self.out.job.counts.broken_records += 1
             return True

@@ -37,7 +37,7 @@ class TorchTitan(LineDialect):
             self.out.job.counts.broken_records += 1
             return True
         if row.get("loss") == _NO_LOSS:
-            row["loss"] = MISSING
+            del row["loss"]
         row["step"], row["clock"] = float(found[1]), self.clock(line)
         primus = _RANK.search(line)
         named = integer(primus[1]) if primus else split_rank(line)[0]

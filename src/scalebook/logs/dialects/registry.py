@@ -140,18 +140,19 @@ def named(name: str) -> type[Dialect]:
     return known[name]
 
 
-def recognise(texts: Iterable[str]) -> type[Dialect]:
-    """Return the dialect of the first piece of text that holds a record of one.
+def recognise(texts: Iterable[str], below: type[Dialect] | None = None) -> type[Dialect]:
+    """Return the dialect, of those ``below`` one, of the first text that holds a record of it.
 
     A log of training may begin with a monitoring tool's output: such a dialect counts only if no
     record of training follows soon.
     """
-    seen, beside = 0, None
+    seen, beside, known = 0, None, dialects()
+    known = known[known.index(below) + 1 :] if below in known else known
     for piece in texts:
         text = piece
         if any(len(line) > LONGEST_LINE for line in piece.split("\n")):
             text = "\n".join(line[:LONGEST_LINE] for line in piece.split("\n"))
-        found = next((dialect for dialect in dialects() if dialect.recognises(text)), None)
+        found = next((dialect for dialect in known if dialect.recognises(text)), None)
         if found and found.kind == "training":
             return found
         beside = beside or found
@@ -181,6 +182,8 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
     """
     found = _read(path, Source(path), dialect)
+    while found.empty and not dialect and found.dialect is not Plain:  # a look-alike
+        found = _read(path, Source(path), recognise(Source(path).texts(), found.dialect))
     if path.stat().st_size > _LARGEST_PASTE:
         return found
     if found.empty:

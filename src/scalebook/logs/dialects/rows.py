@@ -59,14 +59,27 @@ class Rows(Dialect):
         self.losses = Counter[str]()  # names of the loss, and how often each came
 
     def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
-        """Yield, for each run, the cells of its records by name."""
-        yield self._cells(source)
+        """Yield, for each run, the cells of its records by name; W&B's exports put it in front."""
+        names = next(filter(None, self._cells(source)), ())
+        key = next((name for name in names if plain(name) in _RUN), None)
+        several = (cells.get(key) for cells in self._cells(source)) if key else map(_run_of, names)
+        runs = [run for run in dict.fromkeys(several) if run]
+        if not 1 < len(runs) <= _MOST_RUNS:
+            yield self._cells(source)
+            return
+        for run in runs:
+            yield (
+                {name: cell for name, cell in cells.items() if _run_of(name) in ("", run) or key}
+                for cells in self._cells(source)
+                if not key or cells.get(key) == run
+            )
 
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether the first line holds a step and something measured under names known here."""
         first = text.lstrip().partition("\n")[0]
-        if RUNS_TABLE in first or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+        other = RUNS_TABLE in first or '"global_step/max_steps"' in first  # of ms-swift
+        if other or len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
             return False
         return is_record(_names_of(first, text))
 
@@ -76,10 +89,9 @@ class Rows(Dialect):
         Raises:
             IngestError: a column that the user maps is not in the file.
         """
-        self.out.every_job(loss_apart=True)
         missing, told, names = set(self.mapping.values()), set[str](), dict[str, None]()
         for place, series in enumerate(self.series(source)):
-            self.out.quoted = place > 0
+            self.out.quoted, self.losses = place > 0, Counter[str]()
             last: dict[str, float] = {}
             for cells in series:
                 if not cells:
@@ -165,6 +177,14 @@ class Rows(Dialect):
     def _take(self, row: Mapping[str, float]) -> None:
         if row.keys() - _BESIDE or (row and self.mapping):
             self.out.step(row)
+
+
+_RUN = ("run", "run_id", "run_name", "experiment")  # columns that name the run of a row
+_MOST_RUNS = 50  # each of which takes another reading of the file
+
+
+def _run_of(name: str) -> str:
+    return name.rpartition(" - ")[0]
 
 
 _SIZES = setting_lines.SIZES.keys()

@@ -116,7 +116,7 @@ def _utilisation(job: Job) -> list[str]:
         return []
     return [
         f"MFU of {max(over):.1%} is above what is possible: "
-        "a rate of the job over the peak of one GPU?"
+        "a rate of the job over the peak of one GPU, or the peak of another device?"
     ]
 
 

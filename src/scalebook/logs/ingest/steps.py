@@ -169,13 +169,13 @@ def diverged(job: Job) -> str | None:
         return f"The loss is not a number in {every}."
     seconds = table.column("seconds")
     counted = table.has("skipped") or table.has("nan")  # else only excerpts of lines are there
-    if not table.has("loss") and not (counted and job.details.get("loss_expected")):
+    # not the record that the file breaks off in, and none where losses are printed apart from times
+    expected = job.details.get("loss_expected") and not job.details.get("cut")
+    if not expected or not (table.has("loss") or counted):
         return None
     loss = table.column("loss")
     last = max((row for row in range(len(loss)) if not math.isnan(seconds[row])), default=-1)
-    # not the record that the file breaks off in, and none where losses are printed apart from times
-    told = not (job.details.get("cut") or job.details.get("loss_apart"))
-    if told and last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
+    if last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
         step = table.column("step")[last]
         where = f"step {int(step)}" if not math.isnan(step) else "the last record"
         return f"The loss is missing or not a number at {where}, the last one."

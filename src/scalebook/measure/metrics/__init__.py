@@ -206,13 +206,14 @@ def _devices(found: TelemetrySummary) -> dict[str, Any]:
 
 _FEW = 10
 _SMALL_RISE = 1.02
+_OF_A_POLICY = 0.5  # losses that stay below it may be of a policy, which need not fall
 
 
 def loss_fell(losses: Sequence[float]) -> bool | None:
     """Return whether losses fell, None with fewer than two.
 
     A last loss above the first is noise where the later half is lower on average; of a few steps
-    a small rise says nothing.
+    a small rise says nothing, and the loss of a policy, small or negative, need not fall.
     """
     if len(losses) < 2:
         return None
@@ -220,7 +221,7 @@ def loss_fell(losses: Sequence[float]) -> bool | None:
     if losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half]):
         return True
     few = len(losses) < _FEW and losses[0] < losses[-1] <= _SMALL_RISE * losses[0]
-    return None if few else False
+    return None if few or min(losses) <= 0 or max(losses) < _OF_A_POLICY else False
 
 
 @dataclass(frozen=True, slots=True)

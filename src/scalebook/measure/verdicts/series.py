@@ -47,7 +47,7 @@ def read_series(path: Path) -> Series:
     for number, line in _lines(path, follow=named):
         if line.startswith("{"):
             return _records(path)
-        if line and not line.startswith("#"):
+        if line and line[0] != "#" and not (number == 1 and line[3:].isidentifier()):
             found.append(_seconds(path, number, line))
     return _checked(path, found, 0)
 
@@ -64,7 +64,7 @@ def _lines(path: Path, *, follow: bool) -> Iterator[tuple[int, str]]:
 
 def _seconds(path: Path, number: int, line: str) -> float:
     try:
-        value = float(line)
+        value = float(line.removesuffix("s"))  # of seconds
     except ValueError:
         value = math.nan
     if not _SHORTEST < value < _LONGEST:
