@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,3 +339,30 @@ def test_a_device_is_asked_whether_it_attends_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(blocks, "_forward", lambda *given: right(*given[:3], False, given[4]))
     assert not blocks.can_share(*asked)
     blocks.can_share.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "cudnn", "tokens", "first"),
+    [
+        ("13.0", (9, 0), (9, 14, 0), 2048, 3),  # what Transformer Engine may load
+        ("13.0", (9, 0), (9, 14, 0), 1500, 1),
+        ("13.0", (9, 0), (9, 10, 2), 2048, 1),
+        ("13.0", (8, 0), (9, 14, 0), 2048, 1),
+        (None, (9, 4), (9, 14, 0), 2048, 1),  # an MI300X calls itself 9.4
+    ],
+)
+def test_cudnn_comes_first_on_hopper_only_and_where_it_is_right(
+    cuda, capability, cudnn, tokens, first, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    runtime = SimpleNamespace(getRuntimeVersion=lambda: cudnn)
+    monkeypatch.setattr(torch._C, "_cudnn", runtime, raising=False)
+    before = torch._C._get_sdp_priority_order()
+    assert before[0] == 1  # FlashAttention
+    with blocks._order:
+        blocks.prefer_cudnn(torch.device("cpu"), 2048)
+        assert torch._C._get_sdp_priority_order() == before
+        blocks.prefer_cudnn(torch.device("cuda"), tokens)
+        assert torch._C._get_sdp_priority_order()[0] == first
+    assert torch._C._get_sdp_priority_order() == before

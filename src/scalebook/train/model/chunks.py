@@ -15,7 +15,7 @@ from scalebook.facts.flops import padded_vocab_size
 from scalebook.facts.legality.untrained import untrained
 from scalebook.train import mcore
 from scalebook.train.experts import permutation
-from scalebook.train.layers import fused, remake, vocabulary
+from scalebook.train.layers import blocks, fused, remake, vocabulary
 from scalebook.train.model import fsdp, graph, local, megatron_config, weights
 from scalebook.train.model.switches import DTYPES, Switches, resolve
 from scalebook.train.world import World
@@ -100,8 +100,11 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     return chunk
 
 
-def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
+def _install(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
+    if on.fused_attention and not on.transformer_engine:
+        chunks = 2 * config.context_parallel_size
+        blocks.prefer_cudnn(world.device, config.sequence_length // chunks)
     if on.fused_rope and not on.transformer_engine:
         fused.install_rotary_embedding()
     remakes = megatron_config.remakes_activation(config, shape)
@@ -113,7 +116,7 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
 def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     """Return this rank's model chunks with weights that do not depend on the layout."""
     on = resolve(config, shape, world)
-    _install(config, shape, on)
+    _install(config, shape, world, on)
     if on.cuda_graph:
         graph.leave_default_stream()
     transformer = megatron_config.transformer_config(config, shape, world, on)
