@@ -743,7 +743,7 @@ def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
         ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x", "failed",
          "gpu_fault", "CUBLAS_STATUS_EXECUTION_FAILED"),
         ("[WARNING] Received Signals.SIGTERM death signal, shutting down workers", "interrupted",
-         None, "death signal"),
+         "stopped", "death signal"),
         ("api.py:723] Received 15 death signal, shutting down workers", "interrupted", "stopped",
          "15 death signal"),
         ("failed (exitcode: -15) local_rank: 3 (pid: 77) of binary: python", "interrupted",
