@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 from simulated import config, write_run
 from test_tables import Tags
@@ -52,9 +54,14 @@ def test_a_log_that_just_stops_is_not_a_failure(tmp_path: Path) -> None:
         ("interrupted", None), ("interrupted", "stopped"),
     ]  # fmt: skip
     data = load(tmp_path)
+    nameless = load(tmp_path).runs.with_columns(platform=pl.lit(None, pl.String))
+    assert "3 runs on 1 platform" in words(sections.foot(data))
+    assert "3 runs on 0 platforms" in words(sections.foot(replace(data, runs=nameless)))
     assert sections.failed(data)["run_id"].to_list() == [names[1]]
     failed = words(front.screen(data)).partition("What failed")[2]
     assert failed.startswith("1 of 3 runs: 1 interrupted. 1 log does not say how its run ended.")
+    one = replace(data, runs=data.runs.filter(pl.col("run_id") == names[0]))
+    assert "No run is known to have failed. 1 log does not" in words(" ".join(front._failed(one)))
     assert "1 log does not say how its run ended" in words(reliability_page.statuses(data))
 
 

@@ -195,8 +195,7 @@ def foot(data: ReportData) -> Markup:
         f"MFU: FLOPs by {convention_title(row['flops_convention'])} over the {peak(row)}"
         for row in known.head(1).iter_rows(named=True)
     ]
-    runs = (
-        f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
-    )
+    platforms = data.runs["platform"].drop_nulls().n_unique()
+    runs = f"{count(data.runs.height, 'run')} on {count(platforms, 'platform')}"
     more = f"{' · '.join([runs, *said])} · "
     return Markup('<p class="foot">{}<a href="method.html">Method</a></p>').format(more)

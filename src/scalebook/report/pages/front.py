@@ -364,8 +364,9 @@ def _days(one: Configuration) -> str:
 def _failed(data: ReportData) -> Iterator[Markup]:
     lost = sections.failed(data)
     if lost.is_empty():
-        several = Markup("None of {} failed.").format(count(data.runs.height, "run"))
-        yield several if data.runs.height > 1 else Markup("No run failed.")
+        verb = "is known to have failed" if sections.open_ended(data) else "failed"
+        several = Markup("None of {} {}.").format(count(data.runs.height, "run"), verb)
+        yield several if data.runs.height > 1 else Markup("No run {}.").format(verb)
     else:
         kinds = lost.group_by("status").len().sort("len", "status", descending=[True, False])
         named = ((tables.failure_words(str(status)), n) for status, n in kinds.iter_rows())
