@@ -175,8 +175,8 @@ _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {
 
 def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    ranks = "" if re.search(r"(?i)\d[ -]?chips?\b", text) else text  # a chip may be two devices
-    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(ranks)}
+    ranks = r"(?i)p(?=\W*\d)" if re.search(r"(?i)\d[ -]?chips?\b", text) else "$^"  # of half
+    stated = {(_LONG[key.upper()], size) for key, size in _SIZES.findall(re.sub(ranks, "", text))}
     for name, size in sorted(stated):
         if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
             yield name, read_printed(size, exact=True)
