@@ -386,6 +386,22 @@ def test_gpus_of_a_node_or_of_an_expert_are_not_all_gpus():
     chips = "Run|tok/s|tok/s/chip\n-|-|-\n64-chip BF16|267,284|{}\n"
     assert accused_in(chips.format("4,176")) == set()
     assert accused_in(chips.format("2,088")) == {"2,088"}
+    ranks = "Run|GPUs|tok/s\n-|-|-\n{}-{}, DP128|64|205,313\n"  # a chip may be two devices
+    assert accused_in(ranks.format(64, "chip")) == set()
+    assert accused_in(ranks.format(64, "node")) == {"64"}
+
+
+def test_a_space_may_part_thousands_and_a_unit_may_stand_in_one_cell_only():
+    """8 x 16,384 / 2.25 s / 8 = 7,282; 178.4 / 47.5 = 3.76, 50.0 / 22.4 = 2.23 and so on."""
+    text = "GPUs|GBS|Seq len|Step time (s)|tok/s/GPU\n-|-|-|-|-\n8|8|16384|2.25|{}\n"
+    assert accused_in(text.format("7 282")) == set()
+    assert accused_in(text.format("58 254")) == {"58254"}
+    rows = (
+        "Len|Causal|SWA|SWA speedup\n-|-|-|-\n4096|14.5 ms|10.4|1.39x\n8192|50.0|22.4|2.23x\n"
+        "16384|178.4|47.5|{}\n32768|688.7|96.8|7.11x\n65536|2669.8|194.0|13.76x\n"
+    )
+    assert accused_in(rows.format("3.76x")) == set()
+    assert accused_in(rows.format("1.50x")) == {"1.50"}
 
 
 def test_rows_that_state_shapes_or_a_tokenizer_are_not_the_model_of_the_text():

@@ -363,7 +363,7 @@ def _related(told: Sequence[_Told], kind: str, how: str) -> Sheet | None:
     rows, fits = list[tuple[int, list[str]]](), list[str]()
     for line, label, match, one, other in told:
         factor, share = match["ratio"] or "", match["share"] or ""
-        if not (one and other) or one[1] != other[1] or (factor and kind != "ratio"):
+        if not (one and other) or len({one[1], other[1], ""}) > 2 or (factor and kind != "ratio"):
             continue
         if how != "any" and share and (kind != "increase" or share[0].isdigit()):
             continue

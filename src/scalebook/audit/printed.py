@@ -166,20 +166,20 @@ def improved(values: dict[str, Printed], at: Mapping[str, str]) -> dict[str, Pri
     return found
 
 
-_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP|GBS)\s*[=-]?\s*(\d{1,5})(?![\d.])")
+_SIZES = re.compile(r"(?i)(?<![a-z])(TP|PP|CP|EP|DP|FSDP|GBS|SL(?= ?=)) *[=-]? *(\d{1,7})(?![\d.])")
 _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {
-    **dict.fromkeys(("DP", "FSDP"), "data_parallel_size"), "GBS": "global_batch_size"
+    "DP": "data_parallel_size", "FSDP": "data_parallel_size", "GBS": "global_batch_size",
+    "SL": "sequence_length",
 }  # fmt: skip
 
 
 def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
-    stated = {(_LONG[short.upper()], size) for short, size in _SIZES.findall(text)}
+    ranks = r"(?i)p(?=\W*\d)" if re.search(r"(?i)\d[ -]?chips?\b", text) else "$^"  # of half
+    stated = {(_LONG[key.upper()], size) for key, size in _SIZES.findall(re.sub(ranks, "", text))}
     for name, size in sorted(stated):
         if sum(name == other for other, _ in stated) == 1:  # two are of two cases, or HSDP
             yield name, read_printed(size, exact=True)
-    if told := re.search(r"\bSL ?= ?(\d{2,7})\b", text):
-        yield "sequence_length", read_printed(told[1], exact=True)
     if told := vocabulary.pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
         yield "nodes", read_printed(told[1], exact=True)
         yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
@@ -212,7 +212,7 @@ def read_cell(column: Heading, cell: str) -> tuple[str, Printed] | None:
     if named or less:  # no size; a difference
         return None
     cell = vocabulary.count_gpus(cell) if column.field == "gpus" else cell
-    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+", "", cell)  # of a mean and its spread the mean
+    cell = re.sub(r"\s*(±|\+/-)\s*[\d.,]+|(?<=\d)\s(?=\d{3}\b)", "", cell)  # less its spread
     match = vocabulary.pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
