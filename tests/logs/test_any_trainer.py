@@ -324,7 +324,7 @@ def test_a_printed_rate_of_a_gpu_and_the_batch_give_the_number_of_gpus(tmp_path:
 def test_a_batch_that_doubles_with_the_time_of_a_step_changes_no_rate(tmp_path: Path):
     """64 samples in 8 s, then 128 in 16 s: 8 samples a second, however few the steps."""
     form = (" iteration {n}/ 24 | consumed samples: {n} | elapsed time per iteration (ms): {ms}.0 |"
-            " global batch size: {batch} | lm loss: {loss} | number of nan iterations: 0 |\n")  # fmt: skip
+            " global batch size: {batch} | lm loss: {loss} | loss scale: 1.0 |\n")  # fmt: skip
     steps = [
         (64, 24000),
         *[(64, 8000 + n) for n in range(11)],
