@@ -307,3 +307,52 @@ def test_the_summary_of_each_run_in_a_page_is_held_against_its_own_steps(tmp_pat
     found = summaries(path, {})
     assert [one["whole_run_rates"]["steps_per_second"] for one in found] == [0.2, 0.25]
     assert not any("summary says" in text for one in found for text in one["warnings"])
+
+
+def test_a_printed_rate_of_a_gpu_and_the_batch_give_the_number_of_gpus(tmp_path: Path):
+    """8 samples of 8,192 tokens in 1.4 s at 5,857 tokens/s a GPU: 65,536 / 8,200 = 8 GPUs."""
+    text = "Trainer is initialized with local batch size 1, global batch size 8, gradient "
+    text += "accumulation steps 1, sequence length 8192, total steps 200 (warmup 20)\n"
+    form = ("[titan] 2031-03-04 10:00:{at:06.3f} - root - INFO - step: {n}  loss: {loss}  "
+            "grad_norm:  1.2  memory: 10.00GiB(12.50%)  tps: 5,857  tflops: 1.0\n")  # fmt: skip
+    lines = (form.format(n=n, loss=9 - n / 9, at=1.4 * n).replace(".", ",", 1) for n in range(1, 9))
+    found = read(tmp_path, text + "".join(lines))
+    assert found["world_size"] == 8
+    assert found["tokens_per_second_per_gpu"] == pytest.approx(5851, rel=1e-3)
+
+
+def test_a_batch_that_doubles_with_the_time_of_a_step_changes_no_rate(tmp_path: Path):
+    """64 samples in 8 s, then 128 in 16 s: 8 samples a second, however few the steps."""
+    form = (" iteration {n}/ 24 | consumed samples: {n} | elapsed time per iteration (ms): {ms}.0 |"
+            " global batch size: {batch} | lm loss: {loss} | loss scale: 1.0 |\n")  # fmt: skip
+    steps = [
+        (64, 24000),
+        *[(64, 8000 + n) for n in range(11)],
+        *[(128, 16000 + n) for n in range(12)],
+    ]
+    lines = [form.format(n=n + 1, ms=ms, batch=batch, loss=9 - n / 90)
+             for n, (batch, ms) in enumerate(steps)]  # fmt: skip
+    text = "using world size: 8, data-parallel size: 8\n  seq_length ........ 1000\n"
+    found = read(tmp_path, text + "".join(lines))
+    assert found["tokens_per_second"] == pytest.approx(8000, rel=2e-3)
+
+
+def test_ranks_that_share_a_sample_do_not_count_it_eight_times(tmp_path: Path):
+    """16 samples of 1,000 tokens in 5 s, which each of 8 context-parallel ranks counts."""
+    text = '{"context_parallel_size": 8, "micro_batch_size": 16, "gradient_accumulation_steps": 1, '
+    text += '"sequence_len": 1000, "world_size": 8}\n'
+    bar = "{{'loss': {loss}, 'learning_rate': 1e-05, 'epoch': {e}}}\n"
+    bar += " {n}/16 [00:{at}<01:00, 5.00s/it]\n"
+    text += "".join(
+        bar.format(loss=9 - n / 9, e=n / 10, n=n, at=f"{3 * n:02d}") for n in range(1, 17)
+    )
+    text += "{'train_runtime': 80.0, 'train_samples_per_second': 25.6, "
+    found = read(tmp_path, text + "'train_steps_per_second': 0.2, 'epoch': 1.6}\n")
+    assert (found["global_batch_size"], found["data_parallel_size"]) == (16, 1)
+    assert found["tokens_per_second"] == pytest.approx(3200)
+
+
+def test_a_step_that_generates_its_samples_is_said_to(tmp_path: Path):
+    form = "step:{n} - actor/pg_loss:0.1 - timing_s/gen:20.0 - timing_s/step:{t}"
+    found = read(tmp_path, log(form))
+    assert any("generation" in one for one in found["warnings"])

@@ -811,6 +811,7 @@ def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, ca
         ("notes.txt", "hello\nthis is a README\n", "is not a known log"),
         ("settings.log", "train_batch_size = 4\n", "is not a known log"),
         ("gpu.txt", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 98\n', "which is telemetry"),
+        ("gpu.jsonl", '{"ts": 17, "gpu": 0, "util_pct": 8, "power_w": 398.5}\n', "telemetry"),
         ("hl.txt", "| HL-SMI Version:  hl-1.19.0 |\n", "hl-smi, which is telemetry"),
         ("board.csv", "Wall time,Step,Value\n1.5,10,9.0\n", "name it with --map"),
         ("half.log", "step: 12 was slow\n", "The nearest is"),

@@ -109,7 +109,6 @@ def sentence(found: Found, rank: int | None) -> str:
 # Of a run that completed: its last save, its export or its shutdown failed.
 AFTER_TRAINING = "Every step was trained; what came after them failed. {}."
 TRACEBACK = "Traceback (most recent call last)"
-LOOP_ENDED = "after training is done"  # Megatron's, however many steps it took
 ONE_PROCESS = "exits successfully"  # DeepSpeed's launcher: another process may have failed
 ENDINGS: tuple[tuple[str, Status], ...] = tuple(_TABLE["endings"].items())
 HOLDS: tuple[str, ...] = tuple(_TABLE["holds"])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import lt
 
-from scalebook.logs.causes import LOOP_ENDED, ONE_PROCESS, Ending, weightier
+from scalebook.logs.causes import ONE_PROCESS, Ending, weightier
 from scalebook.logs.job import COLUMNS, SAME_LOSS, Job
 from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
@@ -105,7 +105,9 @@ class Collector:
     def end(self, ending: Ending) -> None:
         """Record a line that says how the run ended; the next step makes it void."""
         *_, before, last = 0.0, 0.0, *self.job.table.column("step")[-2:]
-        if LOOP_ENDED in ending.line and 2 * last - before < (self.job.total_steps or 0):
+        if "after training is done" in ending.line and 2 * last - before < (
+            self.job.total_steps or 0
+        ):
             where = f"Training ended at step {self.job.last_step} of {self.job.total_steps}"
             ending = Ending("interrupted", ending.line, sentence=where)
         elif ending.status == "completed" and ONE_PROCESS not in ending.line:

@@ -92,10 +92,7 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
 
 
 def by_the_clock(job: Job) -> None:
-    """Take step times without a unit as milliseconds, where the time stamps say so.
-
-    Times that rise from record to record, as far as they count, are of the whole run.
-    """
+    """Take times that rise as far as steps count as a clock, and by the clock ms for ms."""
     table, times = job.table, list(job.table.column("seconds"))
     if len(times) > 4 and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
         table.set_column("clock", times)

@@ -52,7 +52,6 @@ class Dialect(ABC):
 
 # Lines that differ in digits only; of one job, more than this say nothing new of its settings.
 _OFTEN, _LONGEST_KIND, _MOST_KINDS = 100, 200, 10_000
-# The script itself, in front of the log of its run: its defaults are no settings of the run.
 _SCRIPT = re.compile(r'\A[=\s]*(?:import \w+|from [\w.]+ import |"{3})[^\0]*?\n={40,}\n')
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789.,"))
 _LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")

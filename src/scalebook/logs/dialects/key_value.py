@@ -116,9 +116,8 @@ class NanoGPT(LineDialect):
         rf"(?:[^\n]{{0,40}} used, (?P<later>[\d.]+) s$)?",  # tinygrad
         re.MULTILINE,
     )
-    first_number = 0
+    first_number = _tokens = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
-    _tokens = 0
 
     def line(self, line: str) -> bool:
         """Take a record, or the tokens of an iteration."""
@@ -177,6 +176,10 @@ class Verl(LineDialect):
         cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(text)}
         own = {ours: cells[key] for key, ours in reversed(self._COLUMNS.items()) if key in cells}
         row = own if found is None else Rows().row(cells) | own
+        if "timing_s/gen" in cells:
+            self.out.job.note(
+                "A step holds the generation of its samples (reinforcement learning)."
+            )
         bar, total = bar_state(line), None
         if bar and "seconds" not in row:  # of its supervised trainer; it shows the step before
             row["seconds"], total = bar_seconds(line), bar[1]

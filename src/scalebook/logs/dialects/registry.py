@@ -182,19 +182,18 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
     """
     found = _read(path, Source(path), dialect)
-    while found.empty and not dialect and found.dialect is not Plain:  # a look-alike
-        found = _read(path, Source(path), recognise(Source(path).texts(), found.dialect))
-    if path.stat().st_size > _LARGEST_PASTE:
-        return found
-    if found.empty:
+    small = path.stat().st_size <= _LARGEST_PASTE
+    if small and found.empty:
         bare = Source(path, bare=True)
         found = _read(path, bare, dialect or recognise(bare.texts()))
     source = Unwrapped(path)
-    for source.where in ("width", "words", "bars", "blocks", "tables"):
+    for source.where in ("width", "words", "bars", "blocks", "tables") if small else ():
         text = "".join(source.texts())
         if source.joins or found.empty:
             again = _read(path, source, dialect or recognise([text]))
             found = max(found, again, key=_figures)
+    while found.empty and not dialect and found.dialect is not Plain:  # a look-alike
+        found = _read(path, Source(path), recognise(Source(path).texts(), found.dialect))
     return found
 
 

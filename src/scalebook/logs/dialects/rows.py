@@ -64,7 +64,7 @@ class Rows(Dialect):
         key = next((name for name in names if plain(name) in _RUN), None)
         several = (cells.get(key) for cells in self._cells(source)) if key else map(_run_of, names)
         runs = [run for run in dict.fromkeys(several) if run]
-        if not 1 < len(runs) <= _MOST_RUNS:
+        if not 1 < len(runs) <= 50:  # each takes another reading of the file
             yield self._cells(source)
             return
         for run in runs:
@@ -180,7 +180,6 @@ class Rows(Dialect):
 
 
 _RUN = ("run", "run_id", "run_name", "experiment")  # columns that name the run of a row
-_MOST_RUNS = 50  # each of which takes another reading of the file
 
 
 def _run_of(name: str) -> str:

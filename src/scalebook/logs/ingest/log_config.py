@@ -160,9 +160,10 @@ def _worlds(job: Job, known: LogConfig) -> Ways:
     yield origin, by([samples], [each], length)
     yield f"batch x sequence length {words}", by(["global_batch_size"], seconds, length)
     tokens = (known.size("global_batch_size") or 0) * (length or 0)
-    passed = job.rates.get(_EACH, 0) * (job.table.median("seconds") or 0)
+    usual = job.table.median(_EACH) or job.rates.get(_EACH, 0)
+    passed = usual * (job.table.median("seconds") or 0)
     few = tokens / passed if passed > 0 else 0.0
-    origin = "tokens of a step over the per-GPU tokens per second of the whole run x step time"
+    origin = "tokens of a step over the usual per-GPU tokens per second x step time"
     yield origin, only_integer(few, _NOISE) if few < 1 / (2 * _NOISE) else None
     sizes = [size for name in (*SPLIT, "data_parallel_size") if (size := known.size(name))]
     plain = job.dialect in (*_FINE_TUNERS, "deepspeed")  # that split no model by themselves
@@ -259,9 +260,11 @@ def complete(job: Job, known: LogConfig) -> None:
     if not known.size(world):
         _derive(known, "data_parallel_size", _replicas(known))
     _derive(known, world, _worlds(job, known))  # by the length of a sample, or by the replicas
-    _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
+    apart = known.size("context_parallel_size") if job.dialect in _FINE_TUNERS else None
+    if (apart or 1) == 1:  # else each of the ranks that share a sample counts it
+        _derive(known, batch, _of_whole_run(job, "samples_per_second", "steps_per_second"))
     _derive(known, length, _of_whole_run(job, "tokens_per_second", "samples_per_second"))
-    gpus, split = known.size(world), _split(known)
+    gpus, split = known.size(world), _split(known) or apart
     if gpus and split and gpus % split == 0:
         origin = "world size over tensor x pipeline x context"
         _derive(known, "data_parallel_size", iter([(origin, gpus // split)]))

@@ -120,7 +120,7 @@ def throughput(
         shifts = interval and steady.problem == "shift"
         offer = offered(steps, seconds, tokens) if shifts else ""
         return None, f"The run is not averaged. {steady.reason}{offer}"
-    apart = None if steady.accepted else _apart(seconds)
+    apart = None if steady.accepted else _apart(_evened(seconds, tokens))
     if apart is not None:
         return None, f"The run is not averaged. {apart} {steady.reason}"
     first, count = steady.start or 0, steady.count or len(steps)
@@ -177,10 +177,7 @@ def _note(seconds: float, steady: Steady, devices: Settling) -> str | None:
 
 
 def _apart(seconds: Sequence[float]) -> str | None:
-    """Return that the later half of the steps is unlike the earlier one; None where it is not.
-
-    Medians, so that a slow step here and there does not count.
-    """
+    """Return that the later half of the steps is unlike the earlier one, by medians, or None."""
     half = len(seconds) // 2
     if half == 0:
         return None
