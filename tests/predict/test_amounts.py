@@ -320,10 +320,19 @@ def test_what_a_plain_mlp_recomputes_point_by_point_is_two_of_its_width() -> Non
     assert again - plain == pytest.approx(32 * 2 * TOKENS * values / BANDWIDTH)
 
 
-def test_routing_moves_twenty_four_bytes_for_each_feature_of_each_chosen_expert() -> None:
-    found = seconds(model="mixtral-8x7b")
-    assert found["routing"] == pytest.approx(32 * TOKENS * 24 * 2 * 4096 / BANDWIDTH)
-    assert "routing" not in seconds()
+@pytest.mark.parametrize(("ranks", "each"), [(1, 12), (2, 28)])
+def test_routing_moves_rows_there_and_back_and_multiplies_in_fp32(ranks: int, each: int) -> None:
+    """Mixtral: 2 of 8 experts per token.
+
+    Per feature of a row, two gathers read and write 2 bytes each and two sums read them: 12. Where
+    ranks exchange rows, four more gathers sort them. Sums write 4, and 24 are casts and a sum.
+    """
+    spread = {"world_size": ranks, "expert_parallel_size": ranks, "global_batch_size": 2 * ranks}
+    found = seconds(model="mixtral-8x7b", **spread, expert_balance="forced")
+    assert found["routing"] == pytest.approx(32 * TOKENS * (2 * each + 28) * 4096 / BANDWIDTH)
+    peak = catalog.accelerator("H100-SXM5-80GB").peak_tflops["fp32"] * 1e12
+    assert found["gemm_fp32"] == pytest.approx(32 * 6 * TOKENS * 4096 * 8 / peak)
+    assert not {"routing", "gemm_fp32"} & set(seconds())
 
 
 # Bytes of an option that is off, for a token or a parameter.
@@ -383,6 +392,9 @@ def test_gradients_of_more_than_sixteen_experts_are_made_first_and_added_then(
     fields = {"model": "qwen3-30b-a3b", "world_size": 8, "expert_parallel_size": groups}
     found = seconds(**fields, global_batch_size=48)
     experts = 48 * here * 3 * 2048 * 768
+    dense = 48 * (2048 * (2 * 4096 + 2 * 4 * 128) + 128 * 2048) + 2 * 151936 * 2048
+    alike = pytest.approx(3 * (12 * dense + (6 if here > 16 else 12) * experts) / BANDWIDTH, 1e-3)
+    assert found["gemm_traffic"] == alike  # the product writes 2 bytes, not 8 of the sum
     if here > 16:
         assert found["expert_gradients"] == pytest.approx(3 * 10 * experts / BANDWIDTH)
     else:
@@ -518,6 +530,24 @@ def test_the_slowest_stage_is_so_with_its_launches() -> None:
     assert found.seconds["launch"] - found.idle["launch"] > 4 * 1.6 * found.idle["launch"]
 
 
+def test_a_slow_first_stage_waits_for_what_its_next_micro_batch_does_not_hide() -> None:
+    """By hand, 1F1B: the first of two stages runs a second forward pass while the last has one.
+
+    So it waits for the last stage's passes less its own forward pass, and at the end for them less
+    its own backward pass: 2 - t1 / t2 of the last stage's time t2, where the bubble was all of it.
+    """
+    fields = {"model": "llama3.1-8b@8", "cuda_graph": "on"}
+    cut = {**fields, "world_size": 2, "pipeline_parallel_size": 2, "last_pipeline_stage_layers": 2}
+    four, five = (work(**cut, global_batch_size=2 * many) for many in (4, 5))
+    first = believed(dict(five.seconds), ONCE) - believed(dict(four.seconds), ONCE)
+    whole = seconds(**fields, global_batch_size=4)
+    last = believed(whole, ONCE) / 2 - first
+    each = whole["attention"] / 2 / 8  # of a layer and micro batch
+    assert last < first < 2 * last
+    assert four.idle["attention"] == pytest.approx((2 - first / last) * 2 * each, rel=0.02)
+    assert four.seconds["attention"] == pytest.approx(4 * 6 * each + four.idle["attention"])
+
+
 @pytest.mark.parametrize(
     ("host", "busy", "waits"), [(4.0, 1.0, 0.6), (1.0, 4.0, 0.0), (2.0, 2.0, 0.1751), (0, 1, 0)]
 )
@@ -640,7 +670,13 @@ def test_collectives_of_tensor_parallelism_are_hidden_by_what_the_engine_has(
               "global_batch_size": 6}  # fmt: skip
     size = 3 * 32 * passes * (ranks - 1) / ranks * TOKENS * 4096 * 2 / LINK
     ours = seconds(**fields, overlap_tensor_parallel="off")
-    assert ours["tensor_exposed"] == pytest.approx(size)
+    assert ours["tensor_hidden"] == pytest.approx(4 / passes * size)  # of the backward pass
+    assert ours["tensor_exposed"] == pytest.approx((1 - 4 / passes) * size)
+    eight = seconds(**fields, overlap_tensor_parallel="off", precision="fp8")
+    # Of 10, 6 are gathers of half the bytes: 2 of these and 2 scatters are hidden.
+    hidden, shown = (3, 4) if parallel else (4, 4)
+    assert eight["tensor_hidden"] == pytest.approx(hidden / passes * size)
+    assert eight["tensor_exposed"] == pytest.approx(shown / passes * size)
     theirs = seconds(**fields, engine="nemo")
     assert theirs["tensor_unhidden"] == pytest.approx(0.6 * size / (ranks - 1))
     assert theirs["tensor_hidden"] + theirs["tensor_unhidden"] == pytest.approx(size)

@@ -364,7 +364,7 @@ def _headers(taken: list[str]) -> tuple[str, ...]:
 def _cells(found: dict[str, Any], taken: list[str]) -> tuple[str, ...]:
     if found["tokens_per_second_per_gpu"] is None:
         return *("-" for _ in (*_SHORT, *taken)), found["layout"], found["reason"]
-    note = "does not fit" if found["fits"] is False else ""
+    note = found["untrained"] or ("does not fit" if found["fits"] is False else "")
     known = found.get("economics")
     economics = (range_text(known[name]) if known else "-" for name in taken)
     return *(number(found[name], 3) for name in _SHORT), *economics, found["layout"], note

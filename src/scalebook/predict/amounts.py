@@ -44,18 +44,14 @@ _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # that wait for it, the smallest in both passes. Vendors' engines have fewer: an assumption.
 _LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.0020, 0.0007
 _KERNEL_SECONDS = 4e-6  # of a kernel in which it starts and ends, however small: an order of size
-# Of the host for a piece of a layer's overlapped collectives, each way: Python launches both.
-# 4.5 ms of Llama 3.2 3B cut for two ranks on an H200 node, whose steps of 896 layers took 8.0 s.
+# For a piece of its overlapped collectives, each way: 4.5 ms of Llama 3.2 3B by TP2 on H200s.
 _PIECES_LAUNCH_SECONDS = 0.00225
-# More for whole collectives of a layer: 3.2 to 3.8 ms by the time marks of 4 runs by TP2 on an H200
-# node, where 5 without them have 1.4 to 2.4.
+# More for its whole collectives: 3.2 to 3.8 ms in 4 runs by TP2, 1.4 to 2.4 in 5 without them.
 _WHOLE_LAUNCH_SECONDS = 0.0014
-# More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
-# keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
+# More for a compiled norm than for torch's, and for a compiled rotary embedding: 131, 23 and 85 us.
 _COMPILED_NORM_SECONDS, _COMPILED_ROPE_SECONDS = 0.000108, 0.000085
 # Of the host for a layer with experts. Where it waits for the number of tokens of each expert, the
-# device is idle until the next launch: 1.6 to 3.5 ms of the forward pass by the time marks of runs
-# on H200 nodes, whatever the device has to do. Both passes together 14 to 16 ms there.
+# device is idle: 1.6 to 3.5 ms of the forward pass by time marks. Both passes take 14 to 16 ms.
 _COUNTED_SECONDS, _EXPERT_FORWARD_SECONDS, _EXPERT_BACKWARD_SECONDS = 0.0025, 0.0062, 0.0058
 # Where it does not wait: forward at the most, by a stage that the device fills (Qwen3 30B-A3B).
 _ALONE_FORWARD_SECONDS = 0.0042
@@ -63,12 +59,11 @@ _LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections 
 _SINGLE_EXPERT_SECONDS = 0.0017  # of one computed by itself: GPT-OSS, one expert after another
 # Transformer Engine's grouped product launches a product an expert: Qwen3 30B-A3B, 128 on one H200.
 _PRODUCT_OF_EXPERT_SECONDS = 0.0003
-# What a grouped product's tiles lose at their ends, in elements of the sum: of Qwen3 30B-A3B and
-# Mixtral 8x7B on one H200, the rate of experts is fitted to the former's sizes.
-_TILE_ENDS = 1024
+# What a grouped product's tiles lose at their ends, in elements of the sum: Qwen3 30B-A3B's kernels
+# reach 500 TFLOP/s on an H200, Mixtral 8x7B's 665. The rate of experts is fitted to the former's.
+_TILE_ENDS = 480
 _FITTED_EXPERTS = (1 / 2048 + 1 / 768) / 2
-# Torch's kernels for GPT-OSS on an H200, 4,096 tokens: 0.29 s under a mask and 0.12 s with a sink,
-# where the kernel without either would take 0.07 and 0.04.
+# GPT-OSS on an H200: 0.29 s under a mask, 0.12 s with a sink, and 0.07 and 0.04 without either.
 _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
@@ -79,10 +74,9 @@ _WIDE_HEADS = 1.42
 # cuDNN's kernel for queries of 192 and values of 128 elements takes 11.19 ms for 2 x 4,096 tokens
 # and 128 heads on an H200, and 7.36 ms for heads of 128; their widths explain 1.19 of it.
 _LATENT_ATTENTION = 1.28
-# Width of a head at which the exponentials of attention take as long as its products: an SM of
-# compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
-# arithmetic instructions) and 4,270 bf16 FLOPs (989 TFLOP/s, 132 SMs, 1.755 GHz). A score takes 2
-# exponentials, forward and backward, and 14 FLOPs for each element of a head.
+# Width of a head at which attention's exponentials take as long as its products: an SM of compute
+# capability 9.0 makes 16 in a clock (CUDA C++ Programming Guide) and 4,270 bf16 FLOPs (989 TFLOP/s,
+# 132 SMs, 1.755 GHz). A score takes 2 of them and 14 FLOPs for each element of a head.
 _EXPONENTIAL_WIDTH = 2 / 16 * 4270 / 14
 _USUAL_WIDTH = 128  # of the runs that the rate of attention is fitted to
 # A kernel computes heads in whole tiles. What a head of 80 or 96 lacks to 128 saves little: cuDNN's
@@ -117,22 +111,24 @@ def amounts(
     batches = config.num_microbatches
     launches = [job.launches(number, stage) for number, stage in enumerate(stages)]
     launched = [waits(stage) for stage in launches]
-    slowest = max(range(len(stages)), key=lambda at: believed(stages[at]) + launched[at])
-    total: Seconds = defaultdict(float)
-    idle: Seconds = defaultdict(float)
+    times = [believed(stage) + wait for stage, wait in zip(stages, launched, strict=True)]
+    slowest = times.index(max(times))
+    # Its own passes of as many micro batches as there are later stages hide a part of these.
+    after, ahead = sum(times[slowest + 1 :]), (len(times) - 1 - slowest) * times[slowest]
+    shown = max(after - ahead / 3, 0.0) + max(after - 2 * ahead / 3, 0.0)
+    chunks = config.virtual_pipeline_parallel_size
+    later = shown / after if after and chunks == 1 else 1.0
+    total = {kind: batches * seconds for kind, seconds in stages[slowest].items()}
+    idle: Seconds = {}
     for number, stage in enumerate(stages):
-        for kind, seconds in stage.items():
-            if number == slowest:
-                total[kind] += batches * seconds
-            else:
-                idle[kind] += seconds / config.virtual_pipeline_parallel_size
-    for kind, seconds in idle.items():
-        total[kind] += seconds
+        share = ((number < slowest) + later * (number > slowest)) / chunks
+        _add(idle, {kind: share * seconds for kind, seconds in stage.items()})
+    _add(total, idle)
     experts = job.expert_launches(believed(total))
     _add(total, job.once(believed(stages[slowest])))
     total["expert_launch"] = waits(experts)
     total["waiting"] = slowest_of(config.world_size) * believed(total)
-    idle["launch"] = (sum(launched) - launched[slowest]) / config.virtual_pipeline_parallel_size
+    idle["launch"] = (sum(launched) - launched[slowest]) / chunks
     total["launch"] = batches * launched[slowest] + idle["launch"]
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
@@ -302,6 +298,8 @@ class _Job:
         found = {self.product_kind: flops / rate}
         if experts:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
+            router = 6 * self.tokens * self.replicated * shape.hidden_size * shape.num_experts
+            _add(found, {"gemm_fp32": router / self.machine.flops("fp32")})
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
                 found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
         forward, backward = traffic.product_values(shape, config.tensor_parallel_size, dense)
@@ -394,7 +392,9 @@ class _Job:
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
-            found["routing"] = 24 * shape.moe.top_k * hidden / rate
+            # Rows there and back, sorted again between ranks; casts before and after the router.
+            moved = (28 if config.expert_parallel_size > 1 else 12) * shape.moe.top_k + 28
+            found["routing"] = moved * hidden / rate
         off = {
             "fused_norm": 60 * hidden,
             "fused_rope": 20 * rotary,
@@ -411,15 +411,9 @@ class _Job:
         found: Seconds = {}
         ranks, each = config.tensor_parallel_size, self.element_bytes
         if ranks > 1:
-            size = communication.tensor_bytes(
-                shape,
-                ranks,
-                self.tokens,
-                element_bytes=each,
-                sequence_parallel=config.sequence_parallel,
-                again=config.again(shape.num_layers),
-                moe=moe,
-            )
+            sized = partial(communication.tensor_bytes, shape, ranks, self.tokens, moe=moe)
+            again, spread = config.again(shape.num_layers), config.sequence_parallel
+            size = sized(element_bytes=each, sequence_parallel=spread, again=again)
             _add(found, self.tensor(size / self.link(ranks, 1)[0]))
         ranks = config.context_parallel_size
         if ranks > 1:
@@ -453,18 +447,22 @@ class _Job:
         Cut in r pieces, r - 1 of them cross links and the first has nothing to hide behind. With
         user buffers that holds for 6 of 10 passes; the other 4 run behind a whole product.
         """
-        ranks = self.config.tensor_parallel_size
+        config, shape, ranks = self.config, self.shape, self.config.tensor_parallel_size
         if not self.own_kernels:
             first = 0.6 * seconds / (ranks - 1)
             return {"tensor_unhidden": first, "tensor_hidden": seconds - first}
         if not self.on["overlap_tensor_parallel"]:
-            return {"tensor_exposed": seconds, "tensor_latency": 4 * _PIECE_SECONDS}
+            # Four passes run behind products of the backward pass. In FP8 gathers move half.
+            again, spread = config.again(shape.num_layers), config.sequence_parallel
+            each, halves = seconds / (8 + 2 * spread + 4 * again), config.precision == "fp8"
+            shown = seconds - (4 + halves * spread * (2 + again)) * each
+            found = {"tensor_exposed": shown, "tensor_hidden": (4 - halves * spread) * each}
+            return found | {"tensor_latency": 4 * _PIECE_SECONDS}
         pieces = {"tensor_overlapped": seconds, "tensor_piece": seconds / (ranks - 1)}
         if ranks > 2 or not self.on["tensor_pieces"]:
             # Of two collectives in each pass: r pieces are read, and their sum is written.
-            shape = self.shape
             size = 2 * self.tokens * shape.hidden_size * (1 + 1 / ranks)
-            passes = 4 + 2 * self.config.again(shape.num_layers)
+            passes = 4 + 2 * config.again(shape.num_layers)
             pieces["tensor_sums"] = passes * size / self.machine.memory_bytes_per_second
         return pieces | {"tensor_latency": ranks * 4 * _PIECE_SECONDS}
 
@@ -519,6 +517,7 @@ class _Job:
         found = {"gemm_traffic": (4 + size) * count.total / memory}
         if self.machine.is_gpu and self.own_kernels and self.local_experts > MOST_SINGLE_GRADIENTS:
             found["expert_gradients"] = (2 + size) * count.expert / memory
+            found["gemm_traffic"] -= (size - 2) * count.expert / memory  # products write BF16
         if self.machine.is_gpu and not self.on["fused_weight_gradient"]:
             found["fused_weight_gradient_off"] = 12 * count.total / memory
         if self.config.fp8_primary_weights:
@@ -595,10 +594,8 @@ class _Job:
                 continue
             once = (ranks - 1) / ranks * size
             gathered = self.gradient_bytes if sharded == "none" else self.element_bytes
-            for name, bytes_each, share in (
-                ("overlap_grad_reduce", self.gradient_bytes, 2 / 3),
-                ("overlap_param_gather", gathered, 1 / 3),
-            ):
+            reduced = "overlap_grad_reduce", self.gradient_bytes, 2 / 3
+            for name, bytes_each, share in (reduced, ("overlap_param_gather", gathered, 1 / 3)):
                 # The reduction runs behind the last backward pass, the gather behind the first
                 # forward pass; an all-reduce without sharding is both, behind the backward pass.
                 behind = name if sharded == "optimizer" else "overlap_grad_reduce"

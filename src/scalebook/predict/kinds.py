@@ -59,9 +59,9 @@ KINDS: Mapping[str, Kind] = {
         Kind("tensor_piece", "first pieces of overlapped collectives", 1.5, 1.0),
         Kind("tensor_sums", "sums of pieces of tensor-parallel collectives", 2.4, 1.2),
         Kind("tensor_overlapped", "overlapped tensor-parallel communication", 0.5, 0.5),
-        # Of engines with Transformer Engine's user buffers; nobody has measured them here.
+        # The first of engines with Transformer Engine's user buffers, which no run here has.
         Kind("tensor_unhidden", "collectives that user buffers do not hide", 1.3, 0.6),
-        Kind("tensor_hidden", "collectives that user buffers hide", 0.1, 0.1),
+        Kind("tensor_hidden", "collectives behind products", 0.1, 0.1),
         Kind("tensor_latency", "latency of tensor-parallel collectives", 0.5, 0.4),
         Kind("context", "overlapped context-parallel communication", 0.5, 0.4),
         Kind("context_exposed", "context-parallel communication", 1.3, 0.5),

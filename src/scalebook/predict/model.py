@@ -21,13 +21,14 @@ from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
 from scalebook.facts.legality import fit as fit_memory
+from scalebook.facts.legality.untrained import untrained
 from scalebook.measure.intervals import student_quantile
 from scalebook.measure.probes import MachineIdentity, Probe
 from scalebook.measure.probes.files import newest
 from scalebook.predict import kinds
 from scalebook.predict.amounts import Amounts, amounts
 from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
-from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
+from scalebook.predict.kinds import COMMUNICATION, KINDS, MachineRates
 from scalebook.predict.known import KnownRate, base_name, layout, narrowest
 from scalebook.untrusted import html_table
 
@@ -42,7 +43,7 @@ _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
 # And how many of these runs are in today's intervals, of the runs before each round.
-WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 178, 126, 162
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 202, 147, 184
 _WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
@@ -77,6 +78,7 @@ class Prediction:
     basis: Basis
     warnings: tuple[str, ...]
     refused: str | None = None  # why the rate says no more than its order of magnitude
+    untrained: str | None = None  # why Scalebook's trainer would refuse it
     assumed: tuple[str, ...] = ()  # what much of the rate rests on and no run has shown
 
     def _repr_html_(self) -> str:
@@ -203,6 +205,8 @@ class Predictor:
         shown = {kind: value for kind, value in parts.items() if kind not in COMMUNICATION}
         shown["exposed_communication"] = sum(parts.get(kind, 0.0) for kind in COMMUNICATION)
         low = rate / spread
+        ends = (*untrained(config, shape),) if config.engine == "megatron" else ()
+        said = tuple(f"{one} The run would end at its start." for one in ends)
         return Prediction(
             tokens_per_second_per_gpu=rate,
             low=low,
@@ -215,8 +219,9 @@ class Predictor:
             fits=verdict.fits,
             parts=shown,
             basis=self.basis,
-            warnings=(*self._warnings(config, parts, verdict, why), *assumed),
+            warnings=(*said, *self._warnings(config, parts, verdict, why), *assumed),
             refused=_refusal(config, low, high),
+            untrained=" ".join(ends) or None,
             assumed=assumed,
         )
 
@@ -316,8 +321,10 @@ def predictor(
     probe = newest(
         probes, lambda one: bool((ours := _device(one)) and ours.architecture == architecture)
     )
-    known = _belief(probe, machine)
-    fitted = fit([rate.sample for rate in teaching], known)
+    # A probe's slowness is against the figures of the device that it ran on.
+    probed = probe and _device(probe.identity)
+    figures = kinds.machine(probed, machine.gpus_per_node) if probed else machine
+    fitted = fit([rate.sample for rate in teaching], kinds.belief(figures, probed and probe))
     basis = Basis(
         runs=len(teaching),
         configurations=len({rate.placed for rate in teaching}),
@@ -337,13 +344,6 @@ def predictor(
 def _device(machine: MachineIdentity | None) -> Accelerator | None:
     name = machine.accelerator if machine else None
     return catalog.accelerator_for_device(name) if name else None
-
-
-def _belief(probe: Probe | None, machine: MachineRates) -> Belief:
-    """Return the belief; a probe's slowness is against the figures of the device that it ran on."""
-    if probe is None or (device := _device(probe.identity)) is None:
-        return kinds.belief(machine)
-    return kinds.belief(kinds.machine(device, machine.gpus_per_node), probe)
 
 
 def slower_than_parts(

@@ -30,7 +30,7 @@ lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 aten: Any = torch.ops.aten
 _linalg: Any = torch.linalg
 TRIED = 512  # tokens of a trial, for which nothing is compiled
-_order = ExitStack()  # of torch's kernels, for as long as the process lives
+_order: Any = ExitStack()  # of torch's kernels, for as long as the process lives
 Call = tuple[Tensor, Tensor, tuple[Any, ...]]  # output, log-sum-exp, what the backward pass needs
 
 
