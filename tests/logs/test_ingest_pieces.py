@@ -44,7 +44,7 @@ def known_of(**values):
 
 
 def content_of(*jobs, name="a.log", kind="training", folder="x", tail=()):
-    dialect = SimpleNamespace(kind=kind, name=kind)
+    dialect = SimpleNamespace(kind=kind, name=kind, mapping={})
     path = Path(folder) / name
     return SimpleNamespace(jobs=list(jobs), digest=name * 9, dialect=dialect, path=path, tail=tail)
 

@@ -192,9 +192,10 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         if source.joins or found.empty:
             again = _read(path, source, dialect or recognise([text]))
             found = max(found, again, key=_figures)
-    while found.empty and not dialect and found.dialect is not Plain:  # a look-alike
-        found = _read(path, Source(path), recognise(Source(path).texts(), found.dialect))
-    return found
+    other = found
+    while other.empty and not dialect and other.dialect is not Plain:  # a look-alike
+        other = _read(path, Source(path), recognise(Source(path).texts(), other.dialect))
+    return found if other.empty else other
 
 
 def _figures(content: FileContent) -> tuple[bool, int, int]:

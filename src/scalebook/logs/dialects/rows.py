@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, cast
 
 from scalebook.errors import CatalogError, IngestError
@@ -60,17 +60,21 @@ class Rows(Dialect):
 
     def series(self, source: Source) -> Iterator[Iterable[dict[str, Any]]]:
         """Yield, for each run, the cells of its records by name; W&B's exports put it in front."""
-        names = next(filter(None, self._cells(source)), ())
+        rows = self._cells(source)
+        ahead = list(islice(rows, 2))  # a header gives nothing
+        names, rows = next(filter(None, ahead), dict[str, Any]()), chain(ahead, rows)
         key = next((name for name in names if plain(name) in _RUN), None)
-        several = (cells.get(key) for cells in self._cells(source)) if key else map(_run_of, names)
+        if key or len({*filter(None, map(_run_of, names))}) > 1:
+            rows = list(rows)
+        several = (row.get(key) for row in rows) if key else map(_run_of, names)
         runs = [run for run in dict.fromkeys(several) if run]
-        if not 1 < len(runs) <= 50:  # each takes another reading of the file
-            yield self._cells(source)
+        if not 1 < len(runs) <= 50:
+            yield rows
             return
         for run in runs:
             yield (
                 {name: cell for name, cell in cells.items() if _run_of(name) in ("", run) or key}
-                for cells in self._cells(source)
+                for cells in rows
                 if not key or cells.get(key) == run
             )
 
