@@ -401,7 +401,7 @@ def test_the_fraction_is_the_achieved_rate_over_the_best_product() -> None:
         ({"ceilings": None, "ceilings_reason": "None here"}, {}, "None here."),
         ({"ceilings": {"matmul_tflops": {"fp32": 1.0}}}, {}, "no matrix product in bf16"),
         ({"ceilings": {"matmul_tflops": {"bf16": "fast"}}}, {}, "no matrix product in bf16"),
-        ({"ceilings": {"matmul_tflops": {"bf16": 1.0}}}, {"precision": "fp8"}, "fp8"),
+        ({"ceilings": {"matmul_tflops": {"bf16": 1.0}}}, {"precision": "fp8"}, "FP8 run"),
         ({"ceilings": {"matmul_tflops": {"bf16": 1.0}}}, {"model": None}, "no model"),
     ],
 )
