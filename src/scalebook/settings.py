@@ -7,6 +7,7 @@ are in the order of RunConfig; a test keeps the two alike.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -229,6 +230,20 @@ def named(*where: Named) -> tuple[str, ...]:
 def without_effect(effect: Effect) -> frozenset[str]:
     """Return the settings that do not change one thing."""
     return frozenset(row.name for row in _ROWS if effect not in row.affects)
+
+
+def assigned(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return ``name=value`` of each setting, as ``--set`` reads it."""
+    texts = {name: one if isinstance(one, str) else json.dumps(one) for name, one in values.items()}
+    return tuple(f"{name}={text}" for name, text in texts.items())
+
+
+def option(name: str, value: object) -> tuple[str, ...]:
+    """Return the words of a command line that give a setting a value by its own flag."""
+    words = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{words}" if value else f"--no-{words}",)
+    return f"--{words}", str(value)
 
 
 def is_on(value: object) -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from scalebook.cli.terminal import (
     print_json,
     print_table,
 )
-from scalebook.settings import PARALLEL_SIZES, SETTINGS, names
+from scalebook.settings import PARALLEL_SIZES, SETTINGS, assigned, names
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
@@ -166,8 +165,10 @@ def host_line(config: RunConfig) -> str:
     rank = fit.estimate(config, catalog.model(config.model)).host_gib
     node = -(-config.world_size // config.nodes) * rank
     has = catalog.platform(config.platform).host_memory_gb
-    of = "" if has is None else f" of {number(has)} GB" + ": does not fit" * (node > has)
-    return f"host memory: {number(rank, 3)} GiB per rank, {number(node, 3)} GiB per node{of}"
+    line = f"host memory: {number(rank, 3)} GiB per rank, {number(node, 3)} GiB per node"
+    if has is None:
+        return line
+    return f"{line} of {number(has)} GB{': does not fit' if node > has else ''}"
 
 
 def _communication(config: RunConfig, shape: ModelShape, legal: bool) -> dict[str, Any]:
@@ -362,7 +363,7 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
         for problem in problems:
             print(f"  {kind}: {problem['message']}")
     for change in result["nearest"]:
-        print(f"  nearest: {_flags(change['changes'])}")
+        print(f"  nearest: {', '.join(assigned(change['changes']))}")
     if result["memory_gib"]:
         names = [name for name, size in result["memory_gib"].items() if size]
         print_table(
@@ -385,11 +386,4 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     for advice in result["advice"]:
         print(f"  to fit: {advice}")
     if result["defaults"]:
-        print(f"  assumed: {_flags(result['defaults'])}")
-
-
-def _flags(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in values.items()
-    )
+        print(f"  assumed: {', '.join(assigned(result['defaults']))}")

@@ -267,9 +267,11 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     from scalebook.predict.kinds import KINDS
     from scalebook.predict.model import HELD_BEFORE, HELD_NOW, WRITTEN_BEFORE
 
-    line, unfit = rate_line(**short_value(found)), found.fits is False
+    line = rate_line(**short_value(found))
+    if found.fits is False:
+        line = f"does not fit; without that limit {line}"
     where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
-    print(f"{config.model} on {where}: {'does not fit; without that limit ' * unfit}{line}")
+    print(f"{config.model} on {where}: {line}")
     others = " ('scalebook recommend' ranks layouts)" if config.world_size > 1 else ""
     print(f"  layout: {_layout(config)}{others}")
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import ModelShape, Platform
 from scalebook.facts.flops import flop_parts
 from scalebook.parallelism import balanced_last_stage
@@ -65,6 +66,16 @@ def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> 
     parts = flop_parts(shape, float(length or 0) / sizes[2])
     head = parts.logits / parts.total
     return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
+
+
+def given(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that rebuild a configuration: those that differ from their defaults.
+
+    Those that depend on others where they are left out are always there.
+    """
+    changed = config.model_dump(exclude_defaults=True)
+    named = {name: getattr(config, name) for name in ("nodes", "precision", *FOLLOWING)} | changed
+    return {name: named[name] for name in RunConfig.model_fields if name in named}
 
 
 FOLLOWING: Mapping[str, Callable[[Mapping[str, Any], ModelShape], int | None]] = {

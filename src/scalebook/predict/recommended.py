@@ -23,12 +23,12 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.facts.flops import flops_per_token
 from scalebook.measure.metrics_cache import ListedRun, listed
 from scalebook.measure.row import RunMetrics
-from scalebook.plan.defaults import FOLLOWING
+from scalebook.plan.defaults import given
 from scalebook.predict import folders
 from scalebook.predict.model import Basis, Predictor
 from scalebook.predict.search import layouts, words
 from scalebook.project import short
-from scalebook.settings import SETTINGS, names
+from scalebook.settings import SETTINGS, names, option
 
 Evidence = Literal["published", "measured", "predicted"]
 ORDER = "Rows with the fewest differences from the question come first, then the fastest."
@@ -252,10 +252,8 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
 
 def _command(config: RunConfig) -> str:
     """Return the command line that predicts this very configuration."""
-    always = ("precision", "global_batch_size", *FOLLOWING)  # what depends on others if left out
-    fields = config.model_dump(exclude_defaults=True) | {n: getattr(config, n) for n in always}
-    flags = {f"--{'no-' * (v is False)}{n.replace('_', '-')}": v for n, v in fields.items()}
-    words = (w for flag, v in flags.items() for w in (flag, str(v)) if w not in ("True", "False"))
+    values = given(config) | {"global_batch_size": config.global_batch_size}
+    words = (word for name, value in values.items() for word in option(name, value))
     return shlex.join(("scalebook", "predict", *words))
 
 

@@ -11,13 +11,12 @@ from typing import Any
 from scalebook import host, project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
-from scalebook.plan.defaults import FOLLOWING
+from scalebook.plan.defaults import given
 from scalebook.record import RunRecord, object_of
 from scalebook.running.container import contents, rules
 from scalebook.running.devices import detect
+from scalebook.settings import assigned
 
-# Plans fill these in where they are not named, also where they ran at their default.
-_ALWAYS = ("nodes", "precision", *FOLLOWING)
 _PACKAGES = ("torch", "megatron_core", "transformer_engine")
 _COMPARED = (
     *("scalebook", "git_commit", "python", *_PACKAGES),
@@ -94,18 +93,10 @@ def _config(record: RunRecord) -> RunConfig:
         ) from error
 
 
-def given(config: RunConfig) -> dict[str, Any]:
-    """Return the fields to name: those not at their default, and those that plans fill in."""
-    changed = config.model_dump(exclude_defaults=True)
-    named = {name: getattr(config, name) for name in _ALWAYS} | changed
-    return {name: named[name] for name in RunConfig.model_fields if name in named}
-
-
 def command(config: RunConfig, *, pruned: bool = False) -> tuple[str, ...]:
     """Return the command line of ``scalebook run`` that runs this very configuration."""
     fields = {name: value for name, value in given(config).items() if name != "platform"}
-    texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in fields.items()}
-    flags = (part for name, text in texts.items() for part in ("--set", f"{name}={text}"))
+    flags = (word for text in assigned(fields) for word in ("--set", text))
     more = ("--no-prune",) if pruned else ()
     return ("scalebook", "run", "--platform", config.platform, "--rerun", *more, *flags)
 

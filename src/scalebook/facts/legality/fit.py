@@ -14,6 +14,7 @@ from scalebook.facts.legality import neighbours
 from scalebook.facts.legality.problem import Case
 from scalebook.facts.legality.untrained import untrained
 from scalebook.facts.memory import MemoryEstimate
+from scalebook.settings import assigned
 
 # The estimate leaves out the driver's context, buffers of collectives and fragmentation: some GiB.
 # Up to this share of the memory a run is said to fit, above the other not to fit. Of 199 GPU runs
@@ -99,9 +100,8 @@ def remedies(case: Case, fits: Callable[[RunConfig], bool]) -> list[RunConfig]:
 
 def describe(before: RunConfig, after: RunConfig, needed_gib: float) -> str:
     """Return one alternative as a person would type it, with its memory."""
-    changes = neighbours.changes(before, after).items()
-    parts = [f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in changes]
-    return f"{', '.join(parts)} ({needed_gib:.1f} GiB)"
+    changes = assigned(neighbours.changes(before, after))
+    return f"{', '.join(changes)} ({needed_gib:.1f} GiB)"
 
 
 def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:

@@ -113,19 +113,20 @@ def recompute_modules(case: Case) -> Answers:
     if asked and config.recompute != "selective":
         needs = f"{rule}={asked!r} needs recompute='selective', not {config.recompute!r}."
         yield f"{needs} Use it, or leave the modules out."
-    absent = {
-        "mla_up_proj": "multi-latent attention" * (case.shape.mla is None),
-        "moe_act": "experts" * (moe is None),
-        "moe": "experts" * (moe is None),
-        "shared_experts": "shared experts" * (moe is None or not moe.shared_ffn_hidden_size),
-        "mlp": "dense MLPs" * bool(moe and not moe.first_dense_layers),
+    parts = {  # of a layer, and whether this model's layers have it
+        "mla_up_proj": ("multi-latent attention", case.shape.mla),
+        "moe_act": ("experts", moe),
+        "moe": ("experts", moe),
+        "shared_experts": ("shared experts", moe and moe.shared_ffn_hidden_size),
+        "mlp": ("dense MLPs", moe is None or moe.first_dense_layers),
     }
     delayed = config.precision == "fp8" and config.fp8_recipe == "delayed"
     for one in named_modules(asked):
+        part, has = parts.get(one, ("", True))
         if one not in RECOMPUTE_MODULES:
             yield unknown("recomputed module", one, RECOMPUTE_MODULES)
-        elif absent.get(one):
-            text = f"{rule} has {one!r}, and {name} has no {absent[one]}. Leave it out."
+        elif not has:
+            text = f"{rule} has {one!r}, and {name} has no {part}. Leave it out."
             yield Problem(rule, text, "error" if one in ("mla_up_proj", "moe_act") else "warning")
         elif delayed and one in ("moe_act", "layernorm"):
             text = f"{rule} has {one!r}, which megatron-core does not recompute with "

@@ -108,8 +108,8 @@ def _missing(found: Evidence) -> Iterator[str]:
         yield f"{reason}: profile_steps=3 shows kernels, launch gaps and exposed communication."
     if found.on_gpu and found.metrics.measured_matmul_tflops is None:
         reason = found.metrics.matmul_fraction_reason or ""
-        known = "scalebook probe" in reason
-        yield reason + " 'scalebook probe' measures its ceilings." * (not known)
+        probe = " 'scalebook probe' measures its ceilings."
+        yield reason if "scalebook probe" in reason else reason + probe
     if found.on_gpu and not found.devices.devices:
         yield f"Clocks and power are not known: {found.devices.reason}"
     if found.metrics.steady is False:

@@ -80,10 +80,10 @@ def waits_between_stages_rule(found: Evidence) -> Iterator[Finding]:
         return
     experts = layout is not None and layout.expert_parallel_size > 1
     unnamed = experts and found.split is not None and not found.split.exchanges_named
+    note = " The all-to-all of experts is in it: the profile does not name it." if unnamed else ""
     yield finding(
         f"Stages wait for each other {percent(waits.stages)} of the step longer than the "
-        "bubble and the output layer explain."
-        f"{' The all-to-all of experts is in it: the profile does not name it.' * unnamed}",
+        f"bubble and the output layer explain.{note}",
         "Look for a slow rank, and for stages whose layers are not of one kind.",
         "Check that neighbouring stages are linked as well as the probe says.",
         measured=waits.stages,

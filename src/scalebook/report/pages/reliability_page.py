@@ -140,7 +140,8 @@ def failure_kinds(failed: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
         first = same[0]
         cause = _cause(first)
         words = first["reason"] or (cause or "no reason recorded").replace("_", " ")
-        words = "The first: " * (len({row["reason"] for row in same}) > 1) + words
+        if len({row["reason"] for row in same}) > 1:
+            words = f"The first: {words}"
         yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 

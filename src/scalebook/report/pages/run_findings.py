@@ -62,7 +62,8 @@ def _only(group: Markup, one: Configuration, reached: tuple[str, str]) -> Markup
         return Markup("{}: one run, {}, reached {}{}.").format(group, named(one), *reached)
     rates, many = [row["rate"] for row in one.every], count(len(one.every), "run")
     words = "{}: {} of one configuration, {}, {}reached {}{}; the slowest is {} below the fastest."
-    together, apart = "together " * (len(one.runs) > 1), percent(1 - min(rates) / max(rates), 2)
+    together = "together " if len(one.runs) > 1 else ""
+    apart = percent(1 - min(rates) / max(rates), 2)
     return Markup(words).format(group, many, named(one), together, *reached, apart)
 
 
