@@ -423,6 +423,6 @@ def test_tokens_per_gpu_are_no_rate_and_a_sparse_mode_is_no_dense_peak():
     peaks = "GPU|Mode|BF16 peak\n-|-|-\nB200|Dense|2,250 TFLOPS\nB200|{}|4,500 TFLOPS\n"
     assert accused_in(peaks.format("Sparse (2:4)")) == set()
     assert accused_in(peaks.format("Dense")) == {"4500"}
-    sheet = "GPU|BF16 dense TFLOPS\n-|-\nL40S|{}\n"  # the catalog has 362
+    sheet = "GPU|BF16 dense TFLOPS\n-|-\nL40S|{}\n"
     assert accused_in(sheet.format("362.05")) == set()
     assert accused_in(sheet.format("366")) == {"366"}
