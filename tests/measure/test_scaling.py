@@ -322,13 +322,9 @@ def test_a_law_by_which_more_gpus_make_a_token_cheaper_is_none():
     assert [fit.terms for fit in found.fits] == [(0,)]
 
 
-def test_a_matrix_times_its_inverse_is_one():
-    matrix = [[0.0, 2.0, 1.0], [2.0, 5.0, 3.0], [1.0, 3.0, 7.0]]
-    inverse = law._invert(matrix)
-    product = [
-        [sum(matrix[i][k] * inverse[k][j] for k in range(3)) for j in range(3)] for i in range(3)
-    ]
-    for i, row in enumerate(product):
-        assert row == pytest.approx([float(i == j) for j in range(3)], abs=1e-12)
-    assert law._invert([[1.0, 2.0], [2.0, 4.0]]) is None
-    assert law._invert([[0.0]]) is None
+def test_sizes_that_do_not_tell_two_terms_apart_have_no_law_of_both():
+    """One size has one value of each term, so any mixture of the two fits it."""
+    points = [(4, 3.9e6), (4, 4.0e6), (4, 4.1e6)]
+    assert law._least_squares(points, "weak", (0,)) is not None
+    assert law._least_squares(points, "weak", (0, 1)) is None
+    assert law._least_squares([(1, rate) for _, rate in points], "weak", (0, 1)) is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scalebook.config import RunConfig
@@ -232,7 +233,7 @@ def test_what_a_fit_does_not_know_is_its_covariance_and_the_belief_in_other_kind
     assert made.seconds({"a": 1.0, "b": 2.0}) == 4.0
     assert made.variance({"a": 1.0, "b": 2.0}) == pytest.approx(0.01 / 16 + (0.5 * 2 / 4) ** 2)
     assert made.variance({"a": 3.0}) == pytest.approx(0.01 / 4)
-    impossible = replace(made, covariance=[[-1.0]])
+    impossible = replace(made, covariance=np.array([[-1.0]]))
     assert impossible.variance({"a": 1.0}) == 0
 
 
@@ -268,8 +269,9 @@ def test_an_interval_grows_with_the_work_that_the_runs_most_like_it_do_not_have(
     samples = [StepSample(1.0, one, str(one), "x") for one in work for _ in range(2)]
     made = least_squares(tuple(samples), Belief({"gemm": 1, "step": 1}, {"gemm": 1, "step": 1}))
     assert made.slowness == pytest.approx({"gemm": 1, "step": 1})
-    assert made.unlike({"gemm": 1.0}) == pytest.approx((0 + 0.25 + 0.5) / 3)
-    assert made.unlike({"gemm": 1.0}, {str(work[0])}) == pytest.approx((0.25 + 0.5 + 1) / 3)
+    alone = made._shares({"gemm": 1.0})
+    assert made.unlike(alone) == pytest.approx((0 + 0.25 + 0.5) / 3)
+    assert made.unlike(alone, {str(work[0])}) == pytest.approx((0.25 + 0.5 + 1) / 3)
     unlike = made.variance({"gemm": 2.0}) - made.covariance[0][0]
     assert unlike == pytest.approx((0.15 * 0.25) ** 2)
 
@@ -539,7 +541,7 @@ def test_runs_are_of_one_node_by_its_first_device_or_by_commit_and_day(
 def test_the_suspect_is_the_kind_that_explains_missing_seconds_most_cheaply(
     work: dict[str, float], missing: float, suspect: str | None
 ) -> None:
-    covariance = [[0.09, 0.01], [0.01, 0.04]]
+    covariance = np.array([[0.09, 0.01], [0.01, 0.04]])
     fitted = RateFit(belief(machine(DEVICE, 8)), ("gemm", "attention"), {}, covariance, ())
     found = _suspect(fitted, StepSample(1.0, work, "a", "x"), missing)
     assert found == (KINDS[suspect].words if suspect else None)

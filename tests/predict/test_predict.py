@@ -13,6 +13,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -442,10 +443,10 @@ def test_no_slowness_is_negative_and_the_minimum_is_scipys(rows: list[tuple[floa
 
 def test_a_fit_that_rounding_leaves_without_a_minimum_ends_without_a_negative_value() -> None:
     """By hand: with both free the second is -1/3; at zero, its slope of 3 - 2 frees it again."""
-    matrix = [[1.0, 2.0], [2.0, 1.0]]
-    values, free = fit_module._not_negative(matrix, [1.0, 3.0], 2)
-    assert values == [1.0, 0.0]
-    assert fit_module._covariance(matrix, free) == [[1.0, 0.0], [0.0, 0.0]]
+    matrix = np.array([[1.0, 2.0], [2.0, 1.0]])
+    values, free = fit_module._not_negative(matrix, np.array([1.0, 3.0]), 2)
+    assert values.tolist() == [1.0, 0.0]
+    assert fit_module._covariance(matrix, free).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_its_node(

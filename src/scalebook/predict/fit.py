@@ -12,8 +12,8 @@ next to slowness; those of nodes are integrated out, by which a node's errors ar
 
 The minimum of squares with no slowness below zero is Lawson and Hanson's (Solving Least Squares
 Problems, chapter 23, on the normal equations). Its matrix also gives the uncertainty of a
-prediction, which grows with its distance from what was fitted. A few dozen unknowns: plain Python
-is fast enough. *Scaled* is what was divided by the deviation of the sample's noise.
+prediction, which grows with its distance from what was fitted. *Scaled* is what was divided by the
+deviation of the sample's noise.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import nlargest
-from operator import mul
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scalebook.measure.metrics.repeats import DEVICE_SPREAD
 from scalebook.predict.kinds import Belief
@@ -39,8 +40,7 @@ _TINY = 1e-12
 # Relative error beyond which a sample is doubted, and rounds of refitting until weights settle.
 _CLEAN_ERROR, _ROUNDS = 0.06, 6
 
-Matrix = list[list[float]]
-Shares = Mapping[str, float]  # of a step's time, by kind
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RateFit:
     belief: Belief
     kinds: tuple[str, ...]  # that were fitted
     slowness: Mapping[str, float]  # and, by the name of a device, its effect
-    covariance: Matrix  # of the fitted kinds and the devices; zero where one is held at zero
+    covariance: Array  # of the fitted kinds and the devices; zero where one is held at zero
     samples: tuple[StepSample, ...]
     devices: tuple[str, ...] = ()  # where the samples have several
 
@@ -90,7 +90,7 @@ class RateFit:
     def seconds(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
         """Return the predicted time of a step, on a usual node if it names none that is known."""
         total = sum(self.slowness[kind] * value for kind, value in work.items())
-        return total * self.device_factor(device) / (1 - self._node_effect(node)[0][-1])
+        return total * self.device_factor(device) / float(1 - self._node_effect(node)[0][-1])
 
     def variance(self, work: Mapping[str, float], device: str = "", node: str = "") -> float:
         """Return the variance of the relative error without noise: what the fit doesn't know.
@@ -98,66 +98,61 @@ class RateFit:
         The noise has in it what an unknown node may differ by, so a known one has less.
         """
         total = self.seconds(work, device)
-        (*effect, _), node_variance = self._node_effect(node)
-        row = [a - b for a, b in zip(self._row(work, device, total), effect, strict=True)]
-        known = max(_dot(row, _times(self.covariance, row)), 0.0) + node_variance - _NODE_VARIANCE
+        effect, node_variance = self._node_effect(node)
+        row = self._row(work, device, total) - effect[:-1]
+        known = max(float(row @ self.covariance @ row), 0.0) + node_variance - _NODE_VARIANCE
         unknown = [self.belief.deviation[kind] * work[kind] for kind in work.keys() - {*self.kinds}]
         other = DEVICE_SPREAD * bool(self.devices and device not in self.devices)
         unlike = _UNLIKE * self.unlike(self._shares(work))
         return known + math.hypot(other, unlike, *(one / total for one in unknown)) ** 2
 
-    def unlike(self, shares: Shares, without: Collection[str] = ()) -> float:
+    def unlike(self, shares: Array, without: Collection[str] = ()) -> float:
         """Return the share of a step's time (0 to 1) that runs spend on other work.
 
         The mean of the configurations most like it, but for those that are ``without``.
         """
-        alike = [0.0] * len(self._of_configurations)
-        for kind, share in shares.items():
-            column = self._of_kinds[kind]
-            alike = [a + (b if b < share else share) for a, b in zip(alike, column, strict=True)]
-        named = zip(alike, self._of_configurations, strict=True)
-        found = nlargest(_MOST_LIKE, [one for one, name in named if name not in without])
+        names, each = self._of_configurations
+        alike = zip(np.minimum(each, shares).sum(axis=1).tolist(), names, strict=True)
+        found = nlargest(_MOST_LIKE, [one for one, name in alike if name not in without])
         return 1 - sum(found) / len(found) if found else 0.0
 
     @cached_property
-    def _of_configurations(self) -> Mapping[str, Shares]:
-        return {one.configuration: self._shares(one.work) for one in self.samples}
+    def _of_configurations(self) -> tuple[tuple[str, ...], Array]:
+        """The configurations, and the share of each kind in a step of each (row)."""
+        works = {one.configuration: one.work for one in self.samples}
+        each = [self._shares(work) for work in works.values()]
+        return tuple(works), np.array(each).reshape(len(works), len(self.kinds))
 
-    @cached_property
-    def _of_kinds(self) -> Mapping[str, list[float]]:
-        """The share of a kind in the step of each configuration."""
-        every = self._of_configurations.values()
-        return {kind: [shares.get(kind, 0.0) for shares in every] for kind in self.kinds}
-
-    def _shares(self, work: Mapping[str, float]) -> Shares:
-        """Return the share of a step's time of each fitted kind that it has."""
+    def _shares(self, work: Mapping[str, float]) -> Array:
+        """Return the share of a step's time of each fitted kind."""
         times = {kind: self.slowness[kind] * value for kind, value in work.items()}
         total = sum(times.values())
-        return {kind: times[kind] / total for kind in self.kinds if times.get(kind)}
+        return np.array([times.get(kind, 0.0) / total for kind in self.kinds])
 
-    def _row(self, work: Mapping[str, float], device: str, seconds: float) -> list[float]:
+    def _row(self, work: Mapping[str, float], device: str, seconds: float) -> Array:
         """Return the coefficients of the fitted kinds and devices, relative to a step's time."""
         row = [work.get(kind, 0.0) / seconds for kind in self.kinds]
-        return row + _device_shares(device, self.devices)
+        return np.array(row + _device_shares(device, self.devices))
 
-    def _scaled_rows(self, samples: Sequence[StepSample]) -> Matrix:
+    def _scaled_rows(self, samples: Sequence[StepSample]) -> Array:
         """Return the coefficients of samples and, last in each row, their errors, scaled."""
-        made: Matrix = []
+        made: list[Array] = []
         for one in samples:
             error = 1 / self.device_factor(one.device) - self.seconds(one.work) / one.seconds
-            row = (*self._row(one.work, one.device, one.seconds), error)
-            made.append([value * one.seconds / one.scale for value in row])
-        return made
+            row = np.append(self._row(one.work, one.device, one.seconds), error)
+            made.append(row * one.seconds / one.scale)
+        return np.array(made)
 
-    def _node_effect(self, node: str) -> tuple[list[float], float]:
+    def _node_effect(self, node: str) -> tuple[Array, float]:
         """Return how a node's effect follows from coefficients, the effect last, and its variance.
 
         The effect is by how much of a step's time steps take longer there.
         """
         samples = [one for one in self.samples if node and one.node == node]
         if not samples:
-            return [0.0] * (len(self.kinds) + len(self.devices) + 1), _NODE_VARIANCE
-        return _shared([one.seconds / one.scale for one in samples], self._scaled_rows(samples))
+            return np.zeros(len(self.kinds) + len(self.devices) + 1), _NODE_VARIANCE
+        sizes = np.array([one.seconds / one.scale for one in samples])
+        return _shared(sizes, self._scaled_rows(samples))
 
     @cached_property
     def left_out(self) -> tuple[float, ...]:
@@ -173,7 +168,7 @@ class RateFit:
         for group in groups.values():
             errors, variances = self._without([self.samples[index] for index in group])
             other = {one.configuration for i, one in enumerate(self.samples) if i not in group}
-            gone = self._of_configurations.keys() - other
+            gone = {*self._of_configurations[0]} - other
             for index, error, variance in zip(group, errors, variances, strict=True):
                 one = self.samples[index]  # back to the noise that intervals start from
                 known = variance - (one.own_noise * one.doubt) ** 2
@@ -189,28 +184,16 @@ class RateFit:
         inverse of their block of the precision of all samples, with the beliefs integrated out
         (Rasmussen and Williams 2006, 5.4.2). Kinds at zero are kept there.
         """
+        scales = np.array([one.own_noise * one.doubt for one in samples])
+        sizes = np.array([bool(one.node) for one in samples]) / scales
         rows = self._scaled_rows(samples)
-        scales = [one.own_noise * one.doubt for one in samples]
-        sizes = [bool(one.node) / scale for one, scale in zip(samples, scales, strict=True)]
         effect, node_variance = _shared(sizes, rows)
-        rows = [  # times the inverse of the covariance of a node's errors
-            [value - size * of_node for value, of_node in zip(row, effect, strict=True)]
-            for row, size in zip(rows, sizes, strict=True)
-        ]
-        precision: Matrix = []
-        for i, (*row, _) in enumerate(rows):
-            turned = _times(self.covariance, row)
-            explained = [
-                node_variance * sizes[i] * size + _dot(turned, other)
-                for size, other in zip(sizes, rows, strict=True)
-            ]
-            precision.append([(i == j) - value for j, value in enumerate(explained)])
-        inverse = _inverse(precision)
-        errors = [row[-1] for row in rows]
-        return (
-            [scale * _dot(row, errors) for scale, row in zip(scales, inverse, strict=True)],
-            [scale**2 * inverse[i][i] for i, scale in enumerate(scales)],
-        )
+        rows -= np.outer(sizes, effect)  # times the inverse of the covariance of a node's errors
+        terms = rows[:, :-1]
+        explained = node_variance * np.outer(sizes, sizes) + terms @ self.covariance @ terms.T
+        inverse = np.linalg.inv(np.eye(len(samples)) - explained)
+        variances = scales**2 * np.diagonal(inverse)
+        return (scales * (inverse @ rows[:, -1])).tolist(), variances.tolist()
 
 
 def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
@@ -222,105 +205,70 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
     ordered = tuple(
         sorted(samples, key=lambda one: (one.configuration, one.seconds, sorted(one.work.items())))
     )
-    normal = _normal(ordered, belief)
-    found = least_squares(ordered, belief, normal=normal, covariance=False)
-    for left in reversed(range(_ROUNDS)):
+    found = least_squares(ordered, belief)
+    for _ in range(_ROUNDS):
         errors = [abs(found.seconds(one.work, one.device) / one.seconds - 1) for one in ordered]
         doubts = [max(error / _CLEAN_ERROR, 1.0) for error in errors]
         ordered = tuple(
             one if one.doubt == doubt else replace(one, doubt=doubt)
             for one, doubt in zip(ordered, doubts, strict=True)
         )
-        found = least_squares(ordered, belief, normal=normal, covariance=not left)
+        found = least_squares(ordered, belief)
     return found
 
 
 def least_squares(
-    ordered: tuple[StepSample, ...],
-    belief: Belief,
-    held: frozenset[str] = frozenset(),
-    normal: _Normal | None = None,
-    covariance: bool = True,
+    ordered: tuple[StepSample, ...], belief: Belief, held: frozenset[str] = frozenset()
 ) -> RateFit:
     """Return the fit of samples in their order; what is ``held`` keeps its belief.
 
-    A vague belief holds each kind that would cost nothing. ``normal`` are the equations of these
-    samples with any doubts. A fit without its ``covariance`` has slowness only.
+    A vague belief holds each kind that would cost nothing.
     """
-    normal = normal or _normal(ordered, belief, held)
-    kinds, devices = normal.kinds, normal.devices
-    names = (*kinds, *devices)
-    matrix, vector = [[*row] for row in normal.matrix], [*normal.vector]
-    nodes: dict[str, list[tuple[float, _Equation]]] = {}
-    for sample, one in zip(ordered, normal.equations, strict=True):
-        weight = sample.doubt**-2
-        if weight != 1:
-            _add(matrix, vector, one, weight - 1)
-        if sample.node:
-            nodes.setdefault(sample.node, []).append((weight, one))
-    for equations in nodes.values():
-        _integrate_out(matrix, vector, equations)
-    for i, name in enumerate(names):
-        weight = (DEVICE_SPREAD if name in devices else belief.deviation[name]) ** -2
-        matrix[i][i] += weight
-        vector[i] += weight * (0.0 if name in devices else belief.mean[name])
-        matrix[i][:i] = [above[i] for above in matrix[:i]]
-    values, free = _not_negative(matrix, vector, len(kinds))
-    slowness = dict(belief.mean) | dict(zip(names, values, strict=True))
-    if belief.vague and (nothing := {kind for kind in kinds if slowness[kind] <= 0}):
-        return least_squares(ordered, belief, held | nothing, covariance=covariance)
-    known = _covariance(matrix, free) if covariance else []
-    return RateFit(belief, kinds, slowness, known, ordered, devices)
-
-
-class _Equation(NamedTuple):
-    """A sample over the deviation of its noise, without doubt."""
-
-    seconds: float
-    rest: float  # of them, without what is held
-    terms: list[tuple[int, float]]  # place and coefficient: most kinds are in few samples
-
-
-class _Normal(NamedTuple):
-    """The normal equations of samples without doubts, nodes and belief: their upper half."""
-
-    kinds: tuple[str, ...]
-    devices: tuple[str, ...]
-    equations: list[_Equation]
-    matrix: Matrix
-    vector: list[float]
-
-
-def _normal(
-    ordered: Sequence[StepSample], belief: Belief, held: frozenset[str] = frozenset()
-) -> _Normal:
-    """Return the equations of samples in their order, and their sums."""
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work} - held))
     devices = tuple(sorted({one.device for one in ordered}))
     devices = devices if len(devices) > 1 else ()
-    names = (*kinds, *devices)
-    place = {name: i for i, name in enumerate(names)}
-    found = _Normal(kinds, devices, [], [[0.0] * len(names) for _ in names], [0.0] * len(names))
-    for one in ordered:
-        scale = one.seconds * one.own_noise
-        of_held = sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
-        terms = sorted((place[kind], value) for kind, value in one.work.items() if kind in place)
-        shares = zip(devices, _device_shares(one.device, devices), strict=True)
-        terms += [(place[name], one.seconds * share) for name, share in shares]
-        scaled = [(i, value / scale) for i, value in terms]
-        equation = _Equation(one.seconds / scale, (one.seconds - of_held) / scale, scaled)
-        found.equations.append(equation)
-        _add(found.matrix, found.vector, equation, 1.0)
-    return found
+    matrix, vector = _normal(ordered, kinds, devices, belief)
+    deviations = [belief.deviation[kind] for kind in kinds] + [DEVICE_SPREAD] * len(devices)
+    means = [belief.mean[kind] for kind in kinds] + [0.0] * len(devices)
+    weights = np.array(deviations) ** -2.0
+    matrix[np.diag_indices_from(matrix)] += weights
+    values, free = _not_negative(matrix, vector + weights * np.array(means), len(kinds))
+    slowness = dict(belief.mean) | dict(zip((*kinds, *devices), values.tolist(), strict=True))
+    if belief.vague and (nothing := {kind for kind in kinds if slowness[kind] <= 0}):
+        return least_squares(ordered, belief, held | nothing)
+    return RateFit(belief, kinds, slowness, _covariance(matrix, free), ordered, devices)
 
 
-def _add(matrix: Matrix, vector: list[float], one: _Equation, weight: float) -> None:
-    """Add a sample of a weight to the upper half of normal equations."""
-    for at, (i, value) in enumerate(one.terms):
-        row, weighted = matrix[i], weight * value
-        vector[i] += weighted * one.rest
-        for j, other in one.terms[at:]:
-            row[j] += weighted * other
+def _normal(
+    ordered: Sequence[StepSample], kinds: Sequence[str], devices: Sequence[str], belief: Belief
+) -> tuple[Array, Array]:
+    """Return the normal equations of samples, without the belief: a matrix and a vector.
+
+    The unknown effect of each node is integrated out of them.
+    """
+    size = len(kinds) + len(devices)
+    matrix, vector, nodes = np.zeros((size, size)), np.zeros(size), dict[str, list[int]]()
+    if not ordered:
+        return matrix, vector
+    rows: list[list[float]] = []
+    rests: list[float] = []
+    for index, one in enumerate(ordered):
+        shares = [one.seconds * share for share in _device_shares(one.device, devices)]
+        rows.append([one.work.get(kind, 0.0) for kind in kinds] + shares)
+        others = one.work.keys() - {*kinds}
+        rests.append(one.seconds - sum(belief.mean[kind] * one.work[kind] for kind in others))
+        if one.node:
+            nodes.setdefault(one.node, []).append(index)
+    scales = np.array([one.scale for one in ordered])
+    scaled, rest = np.array(rows) / scales[:, None], np.array(rests) / scales
+    sizes = np.array([one.seconds for one in ordered]) / scales
+    matrix, vector = scaled.T @ scaled, scaled.T @ rest
+    for group in nodes.values():
+        of_node = sizes[group]
+        total, square = of_node @ scaled[group], of_node @ of_node + 1 / _NODE_VARIANCE
+        matrix -= np.outer(total, total) / square
+        vector -= total * (of_node @ rest[group]) / square
+    return matrix, vector
 
 
 def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
@@ -330,101 +278,38 @@ def _device_shares(device: str, devices: Sequence[str]) -> list[float]:
     return [(name == device) - 1 / len(devices) for name in devices]
 
 
-def _shared(sizes: Sequence[float], rows: Matrix) -> tuple[list[float], float]:
+def _shared(sizes: Array, rows: Array) -> tuple[Array, float]:
     """Return the mean effect of a node by column of its samples' scaled rows, and its variance."""
-    variance = 1 / (_dot(sizes, sizes) + 1 / _NODE_VARIANCE)
-    return [variance * _dot(sizes, column) for column in zip(*rows, strict=True)], variance
+    variance = float(1 / (sizes @ sizes + 1 / _NODE_VARIANCE))
+    return variance * (sizes @ rows), variance
 
 
-def _integrate_out(
-    matrix: Matrix, vector: list[float], node: Sequence[tuple[float, _Equation]]
-) -> None:
-    """Take the unknown effect of a node with weighted samples off the upper half of equations."""
-    total, rest, square = [0.0] * len(vector), 0.0, 1 / _NODE_VARIANCE
-    for weight, one in node:
-        size = weight * one.seconds
-        square += size * one.seconds
-        rest += size * one.rest
-        for i, value in one.terms:
-            total[i] += size * value
-    for i, value in enumerate(total):
-        if factor := value / square:
-            vector[i] -= factor * rest
-            pairs = zip(matrix[i][i:], total[i:], strict=True)
-            matrix[i][i:] = [a - factor * b for a, b in pairs]
-
-
-def _not_negative(
-    matrix: Matrix, vector: list[float], bounded: int
-) -> tuple[list[float], set[int]]:
+def _not_negative(matrix: Array, vector: Array, bounded: int) -> tuple[Array, NDArray[np.bool_]]:
     """Return the minimum without negative values among the first ones, and which are above zero."""
-    size = len(vector)
-    free = set(range(size))
-    for _ in range(3 * size + 1):
+    free = np.ones(len(vector), dtype=np.bool_)
+    for _ in range(3 * len(vector) + 1):
         values = _solved(matrix, vector, free)
-        negative = [i for i in free if values[i] < 0 and i < bounded]
-        if negative:
-            free.remove(min(negative, key=lambda i: values[i]))
+        if bounded and values[:bounded].min() < 0:
+            free[values[:bounded].argmin()] = False
             continue
-        slope = {
-            i: vector[i] - sum(matrix[i][j] * values[j] for j in free)
-            for i in range(size)
-            if i not in free
-        }
-        best = max(slope, key=lambda i: slope[i], default=None)
-        if best is None or slope[best] <= 1e-9 * abs(vector[best]) + _TINY:
+        slopes = np.where(free, -np.inf, vector - matrix @ values)
+        if free.all() or slopes.max() <= 1e-9 * abs(vector[slopes.argmax()]) + _TINY:
             return values, free
-        free.add(best)
+        free[slopes.argmax()] = True
     values = _solved(matrix, vector, free)
-    return [max(value, 0.0) if i < bounded else value for i, value in enumerate(values)], free
+    values[:bounded] = values[:bounded].clip(min=0.0)
+    return values, free
 
 
-def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> list[float]:
-    """Return the minimum over the free values, all others zero (Gauss, of the upper half)."""
-    chosen, values = sorted(free), [0.0] * len(vector)
-    rows = [[matrix[i][j] for j in chosen[at:]] + [vector[i]] for at, i in enumerate(chosen)]
-    for at, lead in enumerate(rows):
-        pivot = lead[0] or _TINY
-        for below, value in enumerate(lead[1:-1], 1):
-            if factor := value / pivot:
-                pairs = zip(rows[at + below], lead[below:], strict=True)
-                rows[at + below] = [a - factor * b for a, b in pairs]
-    for at in reversed(range(len(rows))):
-        pivot, *others, right = rows[at]
-        rest = sum(a * values[j] for a, j in zip(others, chosen[at + 1 :], strict=True))
-        values[chosen[at]] = (right - rest) / (pivot or _TINY)
+def _solved(matrix: Array, vector: Array, free: NDArray[np.bool_]) -> Array:
+    """Return the minimum over the free values, all others zero."""
+    values = np.zeros(len(vector))
+    values[free] = np.linalg.solve(matrix[np.ix_(free, free)], vector[free])
     return values
 
 
-def _covariance(matrix: Matrix, free: set[int]) -> Matrix:
+def _covariance(matrix: Array, free: NDArray[np.bool_]) -> Array:
     """Return the inverse over the free values, zero for all others."""
-    chosen, size = sorted(free), len(matrix)
-    covariance = [[0.0] * size for _ in range(size)]
-    inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
-    for row, i in zip(inverse, chosen, strict=True):
-        for weight, j in zip(row, chosen, strict=True):
-            covariance[i][j] = weight
+    covariance = np.zeros_like(matrix)
+    covariance[np.ix_(free, free)] = np.linalg.inv(matrix[np.ix_(free, free)])
     return covariance
-
-
-def _inverse(matrix: Matrix) -> Matrix:
-    """Return the inverse of a positive definite matrix (Gauss and Jordan, in place)."""
-    work = [list(row) for row in matrix]
-    for column in range(len(work)):
-        pivot = work[column][column] or _TINY
-        lead = [value / pivot for value in work[column]]
-        lead[column] = 1 / pivot
-        for i, row in enumerate(work):
-            if i != column and (factor := row[column]):
-                row[column] = 0.0
-                work[i] = [a - factor * b for a, b in zip(row, lead, strict=True)]
-        work[column] = lead
-    return work
-
-
-def _times(matrix: Matrix, vector: Sequence[float]) -> list[float]:
-    return [_dot(row, vector) for row in matrix]
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(map(mul, left, right))

@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scalebook.measure.intervals import student_quantile
 
 ScalingKind = Literal["weak", "strong"]
@@ -26,6 +29,7 @@ TERMS = ("fixed", "bandwidth", "hop")
 # Sub-laws by which of the terms they have; the interval spans all that fit about as well.
 CANDIDATES = ((0,), (0, 1), (0, 2), (0, 1, 2))
 FLOOR = 0.005  # no run repeats to better than half a percent, so no interval claims to
+_SINGULAR = 1e12  # condition of normal equations that do not tell the terms apart
 COMPARABLE = 2.0  # residual scatter, over that of the best law, up to which a law still counts
 
 
@@ -35,7 +39,7 @@ class _Fit:
 
     terms: tuple[int, ...]
     coefficients: tuple[float, ...]
-    inverse: tuple[tuple[float, ...], ...]
+    inverse: NDArray[np.float64]
     scatter: float  # standard error of the relative residuals, FLOOR at least
     freedom: int
 
@@ -109,47 +113,23 @@ def _least_squares(
     freedom = len(points) - len(terms)
     if freedom < 1:
         return None
-    rows = [
-        tuple(_basis(kind, n)[term] * rate / n for term in terms) for n, rate in points
-    ]  # divided by the measured time per token, so that the target is 1
-    normal = [
-        [sum(r[i] * r[j] for r in rows) for j in range(len(terms))] for i in range(len(terms))
-    ]
-    inverse = _invert(normal)
-    if inverse is None:
+    # Divided by the measured time per token, so that the target is 1.
+    rows = np.array([[_basis(kind, n)[term] * rate / n for term in terms] for n, rate in points])
+    normal = rows.T @ rows
+    if np.linalg.cond(normal) > _SINGULAR:
         return None
-    moments = [sum(r[i] for r in rows) for i in range(len(terms))]
-    solution = tuple(sum(a * b for a, b in zip(line, moments, strict=True)) for line in inverse)
+    inverse = np.linalg.inv(normal)
+    solution: Sequence[float] = (inverse @ rows.sum(axis=0)).tolist()
     rounding = 1e-9 * abs(solution[0])  # a term that is absent comes out as plus or minus 1e-20
     if solution[0] <= 0 or any(value < -rounding for value in solution[1:]):
         return None
-    residual = sum(
-        (1 - sum(c * x for c, x in zip(solution, row, strict=True))) ** 2 for row in rows
-    )
-    return _Fit(terms, solution, inverse, max(FLOOR, math.sqrt(residual / freedom)), freedom)
+    residual = float(((1 - rows @ solution) ** 2).sum())
+    scatter = max(FLOOR, math.sqrt(residual / freedom))
+    return _Fit(terms, tuple(solution), inverse, scatter, freedom)
 
 
 def _half_width(fit: _Fit, row: tuple[float, ...], centre: float) -> float:
     """Return half the 95 % prediction interval of GPU seconds per token."""
-    x = [row[term] for term in fit.terms]
-    spread = sum(
-        a * line[j] * b for a, line in zip(x, fit.inverse, strict=True) for j, b in enumerate(x)
-    )
+    x = np.array([row[term] for term in fit.terms])
+    spread = float(x @ fit.inverse @ x)
     return student_quantile(fit.freedom) * fit.scatter * math.sqrt(centre**2 + spread)
-
-
-def _invert(matrix: list[list[float]]) -> tuple[tuple[float, ...], ...] | None:
-    """Return the inverse of a small symmetric matrix by Gauss-Jordan; None if singular."""
-    size = len(matrix)
-    work = [row[:] + [float(i == j) for j in range(size)] for i, row in enumerate(matrix)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda i: abs(work[i][column]))
-        if abs(work[pivot][column]) <= 1e-12 * abs(matrix[column][column]):
-            return None
-        work[column], work[pivot] = work[pivot], work[column]
-        work[column] = [value / work[column][column] for value in work[column]]
-        for i in range(size):
-            if i != column:
-                factor = work[i][column]
-                work[i] = [a - factor * b for a, b in zip(work[i], work[column], strict=True)]
-    return tuple(tuple(row[size:]) for row in work)
