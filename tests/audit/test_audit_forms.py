@@ -426,3 +426,21 @@ def test_tokens_per_gpu_are_no_rate_and_a_sparse_mode_is_no_dense_peak():
     sheet = "GPU|BF16 dense TFLOPS\n-|-\nL40S|{}\n"
     assert accused_in(sheet.format("362.05")) == set()
     assert accused_in(sheet.format("366")) == {"366"}
+
+
+def test_figures_of_a_superchip_a_rack_or_a_card_are_those_of_its_devices():
+    """GB200: 186 GB, 8 TB/s, 2,500 dense BF16; an MI250X card is two of 191.5 TFLOP/s and 64 GB."""
+    sheet = "GPU|Memory (GB)|Memory bandwidth (TB/s)|BF16 dense TFLOPS\n-|-|-|-\n{}\n"
+    assert accused_in(sheet.format("GB200 (superchip)|384|16|5000")) == set()
+    assert accused_in(sheet.format("GB200 NVL72 (rack)|13800|576|180000")) == set()
+    assert accused_in(sheet.format("GB200|384|16|5000")) == {"384", "16", "5000"}
+    assert accused_in(sheet.format("MI250X|128|3.2|383")) == set()
+    assert accused_in(sheet.format("MI250X|128|3.2|766")) == {"766"}
+
+
+def test_a_share_of_memory_may_be_of_a_form_of_the_device_with_more():
+    """30.99 GiB are 32.6 % of 95 GiB, which some clouds' H100 has, and 38.7 % of 80."""
+    table = "# 8B on {}\n\nGPU|tps/GPU|memory|memory %\n-|-|-|-\n{}|7034|30.99GiB|{}\n"
+    assert accused_in(table.format("H100", "H100", "32.62%")) == set()
+    assert accused_in(table.format("H100", "H100", "16.3%")) == {"16.3%"}
+    assert accused_in(table.format("H100 80GB", "H100 80GB", "32.62%")) == {"32.62%"}

@@ -134,24 +134,30 @@ def in_html(text: str) -> tuple[list[Sheet], str]:
 
 
 def otherwise_printed(quantity: str, row: Row) -> Iterator[Fact]:
-    """Yield the bound of what sources print of a device where the catalog has another value."""
-    device, rules = accelerator_of(row), vocabulary.headings()["printed"]
+    """Yield the bounds of what sources print where the catalog has another value of a device.
+
+    They round it, or mean a system of several.
+    """
+    device, rules = accelerator_of(row), vocabulary.headings()
     if device is None:
         return
     value = getattr(device, "memory_gb" if quantity == "device_memory_gb" else quantity, None)
-    own, variant = rules.get(device.name, {}).get(quantity), f"{device.name}, as printed"
-    if value is not None and quantity in rules["factors"]:
-        low, high = own or (value * factor for factor in rules["factors"][quantity])
+    own = rules["printed"].get(device.name, {}).get(quantity)
+    if value is not None:
+        factors = rules["printed"]["factors"].get(quantity, (1.0, 1.0))
+        low, high = own or (value * factor for factor in factors)
     elif quantity == "peak_tflops_per_second":  # 2,516.6 is printed as 2.5 PFLOP/s
         value = device.peak_tflops.get(row.words.get("precision", "bf16"), 0.0)
         low, high = vocabulary.in_petaflops(value), value
-        if not high * 0.99 < low < high:
-            return
+        low = low if high * 0.99 < low < high else high
     else:
         return
-    yield Fact(
-        quantity, Interval(low, high), value, show(value), "catalog", variant=variant, bound=True
-    )
+    text = f"{row.label} {row.words['accelerator']}".lower()
+    of_several = (count for one, count in rules["systems"].items() if re.search(one, text))
+    for count in (*(() if low == high else (1,)), *of_several):
+        variant = f"{device.name}, {f'{count} devices' if count > 1 else 'as printed'}"
+        ends, whole = Interval(low * count, high * count), value * count
+        yield Fact(quantity, ends, whole, show(whole), "catalog", variant=variant, bound=True)
 
 
 def variant_of(name: str, memory_gb: str | None, watts: str | None) -> str:

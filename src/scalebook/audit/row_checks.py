@@ -297,7 +297,7 @@ def _value_of(right: Fact, item: vocabulary.Field) -> float:
 def _ends_of(fact: Fact, item: vocabulary.Field) -> tuple[float, ...]:
     """Return what a fact may be, in the unit of the field: its value, or the ends of a bound."""
     ends = tuple(float(f"{end:.3g}") for end in (fact.interval.low, fact.interval.high))
-    known = fact.bound and item.scale == 1 and all(map(math.isfinite, ends))
+    known = fact.bound and item.scale == 1 and ends[0] < ends[1] < math.inf
     return ends if known else (_value_of(fact, item),)
 
 
