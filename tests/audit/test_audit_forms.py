@@ -426,3 +426,12 @@ def test_tokens_per_gpu_are_no_rate_and_a_sparse_mode_is_no_dense_peak():
     sheet = "GPU|BF16 dense TFLOPS\n-|-\nL40S|{}\n"
     assert accused_in(sheet.format("362.05")) == set()
     assert accused_in(sheet.format("366")) == {"366"}
+
+
+def test_a_carbon_intensity_is_read_with_its_unit_only():
+    """461.16 kWh at 350 g for a kWh are 161.406 kg; a bare 350 may be of any unit."""
+    card = "## Card\n\n- Carbon intensity: {}\n- Total energy: 461.16 kWh\n- Carbon emitted: {}\n"
+    for said in ("350 gCO2eq/kWh", "350 g/kWh", "0.35 kg/kWh"):
+        assert verdicts(card.format(said, "161.406 kg"), ".md")["161.406"] == {"holds"}
+        assert accused_in(card.format(said, "161,406 kg")) == {"161,406"}
+    assert accused_in(card.format("350", "161.406 kg")) == set()
