@@ -444,3 +444,12 @@ def test_a_share_of_memory_may_be_of_a_form_of_the_device_with_more():
     assert accused_in(table.format("H100", "H100", "32.62%")) == set()
     assert accused_in(table.format("H100", "H100", "16.3%")) == {"16.3%"}
     assert accused_in(table.format("H100 80GB", "H100 80GB", "32.62%")) == {"32.62%"}
+
+
+def test_a_carbon_intensity_is_read_with_its_unit_only():
+    """461.16 kWh at 350 g for a kWh are 161.406 kg; a bare 350 may be of any unit."""
+    card = "## Card\n\n- Carbon intensity: {}\n- Total energy: 461.16 kWh\n- Carbon emitted: {}\n"
+    for said in ("350 gCO2eq/kWh", "350 g/kWh", "0.35 kg/kWh"):
+        assert verdicts(card.format(said, "161.406 kg"), ".md")["161.406"] == {"holds"}
+        assert accused_in(card.format(said, "161,406 kg")) == {"161,406"}
+    assert accused_in(card.format("350", "161.406 kg")) == set()

@@ -37,7 +37,7 @@ CONVENTION_TOLERANCE = 0.01
 
 _LARGE, _LEAST_ACTIVE = 20e9, (0.1, 0.03)  # of the weights of a mixture, below that size and above
 _MOST_CARDS = 16  # that are trained on together
-_OTHER_MEMORY = (0.9, 1.25)  # of the usual, which a form of a device may have
+_OTHER_MEMORY = 0.2  # by which a form of a device may differ from the usual: an H100 of 95 GiB
 _MOST_OF_PEAK = 0.7  # that training reaches; a rate above it is of a narrower format
 NEAR_PEAK = 0.002  # by which half of a sparse peak may differ from the dense one
 AGAIN = ", with a second forward pass"
@@ -54,9 +54,7 @@ HARDWARE = ("hfu", "hardware_flops_per_token", "hardware_tflops_per_second_per_g
 LORA = re.compile(r"\b(q?lora|peft|adapters?|frozen)\b", re.IGNORECASE)
 # 8x7B, 30B-A3B, MoE: names of models whose total size says nothing of their FLOPs
 MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?b\b", re.IGNORECASE)
-
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-
 _BUDGETS = ("tokens", "tokens_per_step")  # which somebody chooses
 _MOST_PUE = 2.5  # with the rest of the nodes
 
@@ -458,11 +456,9 @@ def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]
 
 def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     yield _fact("device_memory_gb", device.memory_gb, device.name)
-    named = re.search(r"\d ?gb", row.words.get("accelerator", "").lower())
-    if "memory_fraction" in row.values and not named:  # 95 GiB of a cloud's H100
-        ends = Interval(*(factor * device.memory_gb for factor in _OTHER_MEMORY))
-        words = f"a form of {device.name} with more or less memory"
-        yield _fact("device_memory_gb", device.memory_gb, words, ends, bound=True)
+    if "memory_fraction" in row.values and "gb" not in row.words["accelerator"].lower():
+        near = point(device.memory_gb).widened(_OTHER_MEMORY)
+        yield _fact("device_memory_gb", near.middle, "a form of other memory", near, bound=True)
     # vendors and drivers count GiB or GB, and a document need not say which
     most = device.memory_gb * 2**30 / 1e9
     yield _fact("most_device_memory_gb", most, f"{device.name}, its memory in GiB")

@@ -192,7 +192,7 @@ def sizes_in(text: str) -> Iterator[tuple[str, Printed]]:
 
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
 # a unit must be written: a bare number may be anything
-_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
+_UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy", "intensity")
 BY_UNIT = ("size", "flops")
 
 
