@@ -198,6 +198,19 @@ def test_a_plan_is_named_first_and_the_platform_is_that_of_this_machine(capsys, 
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(first["runs"])
 
 
+def test_a_plan_is_predicted_from_the_runs_that_are_named(capsys, root, tmp_path):
+    path = tmp_path / "one.toml"
+    path.write_text('[[runs]]\nmodel = "llama3.1-8b"\nrecompute = ["none", "full"]\n')
+    asked = ["plan", str(path), "--platform", "h100", "--runs"]
+    assert main([*asked, str(root / "runs/examples")]) == 0
+    known = capsys.readouterr().out
+    assert main([*asked, str(tmp_path)]) == 0
+    unknown = capsys.readouterr().out
+    first, second = known.splitlines()[2:4]
+    assert "micro batch 1, bf16" in first and "full recomputation, bf16" in second
+    assert first.split()[-2] != unknown.splitlines()[2].split()[-2]  # tokens/s/GPU
+
+
 def test_a_plan_named_twice_or_never_is_refused(capsys):
     for words in (["plan"], ["plan", "a.toml", "--plan", "b.toml"]):
         assert main(words) == 2
