@@ -1278,13 +1278,13 @@ def test_a_rate_falls_as_its_step_time_grows(tmp_path, seconds, batch):
     [
         ([1, 2, 3, 4, 5], None),
         ([10, 20, 30, 40, 50], None),
-        ([1, 2, 3, 5, 6], "1 gap(s) in the step numbers, the widest of 2 steps."),
-        ([1, 2, 3, 4, 7, 8, 9, 20, 21], "2 gap(s) in the step numbers, the widest of 11 steps."),
+        ([1, 2, 3, 5, 6], "Gaps in the step numbers: 1, the widest of 2 steps."),
+        ([1, 2, 3, 4, 7, 8, 9, 20, 21], "Gaps in the step numbers: 2, the widest of 11 steps."),
     ],
 )
 def test_steps_that_are_missing_are_counted_with_the_widest_gap(tmp_path, steps, said):
     found = one(write(tmp_path / "a.log", *(line(n) for n in steps)))
-    assert [text for text in found["warnings"] if "gap" in text] == ([said] if said else [])
+    assert [text for text in found["warnings"] if "Gaps" in text] == ([said] if said else [])
 
 
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False), (50, False)])
@@ -1722,7 +1722,7 @@ def test_counters_are_added_up_and_a_running_total_is_taken_as_it_is():
     ]
     assert rates.total_of(job_of(*rows, skipped_in_all=7), "skipped") == 7
     assert rates.total_of(job_of(*rows, skipped_in_all=10**400), "skipped") is None
-    assert "3 iteration(s) were skipped by the optimizer." in rates.warnings_of(
+    assert "Iterations that the optimizer skipped: 3." in rates.warnings_of(
         job_of(*rows), known_of(), None
     )
 
@@ -1842,7 +1842,7 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
     assert steps.status_of(job_of(*rows, total_steps=2, ending=failed))[0] == "completed"
     assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
     assert steps.status_of(job_of())[1].startswith("The log contains no training step and")
-    assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
+    assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after its record 1")
 
 
 @pytest.mark.parametrize(
