@@ -151,7 +151,7 @@ def test_a_flag_of_run_is_the_same_as_set(capsys):
     assert flag == planned(
         capsys, *batch, "--set", "sequence_length=64", "--set", "tensor_parallel_size=2"
     )
-    assert "2 ranks (tp 2), batch 8x64" in flag
+    assert "2 ranks, TP2, micro batch 1, fp32, batch 8 x 64 tokens" in flag
 
 
 def test_a_setting_given_by_flag_and_by_set_is_refused(capsys):

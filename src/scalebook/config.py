@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scalebook.errors import ConfigError, unknown
 from scalebook.parallelism import Parallelism, Recomputed
 from scalebook.settings import (
+    SETTINGS,
     Engine,
     ExpertBalance,
     Fp8Recipe,
@@ -25,6 +26,7 @@ from scalebook.settings import (
     Sharding,
     Switch,
     named_modules,
+    names,
 )
 
 LARGEST = 2**31  # a product of several is still a float
@@ -142,8 +144,8 @@ class RunConfig(BaseModel):
     @property
     def parallelism(self) -> Parallelism:
         """The split of the world that this configuration asks for."""
-        names = Parallelism.__dataclass_fields__
-        return Parallelism(**{name: getattr(self, name) for name in names})
+        fields = Parallelism.__dataclass_fields__
+        return Parallelism(**{name: getattr(self, name) for name in fields})
 
     @property
     def recomputation(self) -> Recomputed:
@@ -170,6 +172,27 @@ class RunConfig(BaseModel):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all ranks."""
         return self.global_batch_size * self.sequence_length
+
+    def words(self) -> str:
+        """Return layout and options in a few words: ``TP2 PP2, micro batch 4, full recomputation``.
+
+        Options at their default are left out.
+        """
+        sizes = ((SETTINGS[name].short, getattr(self, name)) for name in names("layout"))
+        split = [f"{short}{size}" for short, size in sizes if short and size > 1]
+        replicas = self.data_parallel_size
+        split += [f"DP{replicas}"] if replicas > 1 or not split else []
+        split += ["SP"] if self.sequence_parallel else []
+        parts = [" ".join(split), f"micro batch {self.micro_batch_size}"]
+        if self.data_parallel_sharding == "full":
+            once = ", gathered once per step" if self.parallelism.gathers_once else ""
+            parts.append(f"fully sharded{once}")
+        for name in ("last_pipeline_stage_layers", *names("kernel")):
+            value, row = getattr(self, name), SETTINGS[name]
+            if name != "parameter_gather" and value != DEFAULTS[name]:
+                first = row.counted or name == "recompute"  # full recomputation
+                parts.append(f"{value} {row.words}" if first else f"{row.words} {value}")
+        return ", ".join([*parts, self.precision])
 
     def unpacked(self) -> RunConfig:
         """Return the configuration that does the same work with each packed document a sample."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.audit import audit
+from scalebook.audit import against_published, audit, parse_claims, sample_text
 from scalebook.audit.claimed_rows import Claims, Row, Table
 from scalebook.audit.fields import field
 from scalebook.audit.printed import Printed, read_printed
@@ -84,3 +84,46 @@ def test_wrong_shapes_are_named():
     cells |= {"tokens_per_second_per_gpu": "19200"}
     cells |= {"claimed_tflops_per_second_per_gpu": f"{rate:.1f}"}
     assert accused([cells]) == {"1": "megatron_causal with a gated MLP counted as a plain one"}
+
+
+def test_no_published_result_stands_above_the_best_of_its_kind() -> None:
+    """Each row of the catalog as a claim is at most the best, and the best of each kind is one."""
+    counted = [
+        row
+        for row in rows()
+        if row["tokens_per_second_per_gpu"] and row["task"] == "pretrain"
+        if row["mtp_layers"] in ("", "0") and "INT8" not in row["precision"]
+    ]
+    table = Table("Published", tuple(map(claim_of, counted)))
+    found = against_published(Claims("published", "published", (table,)))
+    assert len(found) > 300
+    assert all(one.tflops <= one.best_tflops * (1 + 1e-9) for _, one in found)
+    assert len({one.best.id for row, one in found if row.label == one.best.id}) > 50
+
+
+def test_a_claim_stands_next_to_the_best_published_of_its_model_device_and_width() -> None:
+    """72,000 tokens/s on 8 H100 are 9,000 each, of 51.4704 GFLOP: 463 of 550 TFLOP/s."""
+    found = {
+        row.label: one for row, one in against_published(parse_claims(sample_text("example"), "x"))
+    }
+    mine = found["Llama 3.1 8B on H100"]
+    assert mine.tflops == pytest.approx(463.23, abs=0.01)
+    assert mine.best_tflops == pytest.approx(10682.4 * 51.4704e-3, rel=1e-4)
+    assert mine.where.startswith("BF16, sequence 8,192, 8 GPUs; NVIDIA DGX Cloud")
+    text = """
+[[claims]]
+label = "{}"
+model = "llama3.1-8b"
+accelerator = "h100"
+tokens_per_second_per_gpu = "9,000"
+sequence_length = "8192"
+"""
+    without, lora = text.format("no precision"), text.format("LoRA") + 'precision = "bf16"\n'
+    assert against_published(parse_claims(without + lora, "x")) == ()
+    only = text.format("TFLOP/s").replace(
+        "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu"
+    )
+    ((_, stated),) = against_published(
+        parse_claims(only.replace("9,000", "400") + 'precision = "bf16"\n', "x")
+    )
+    assert stated.tflops == 400

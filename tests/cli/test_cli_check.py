@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebook.cli import main
+from scalebook.cli import main, predict
 
 QWEN = ("check", "--model", "qwen2.5-7b", "--platform", "h100", "--gpus", "8")
 
@@ -196,6 +196,23 @@ def test_a_plan_is_named_first_and_the_platform_is_that_of_this_machine(capsys, 
     assert json.loads(capsys.readouterr().out)["name"] == first["name"] == "quick"
     assert main(["plan", path, "--platform", "cpu", "--csv"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(first["runs"])
+
+
+def test_a_plan_names_what_it_varies_and_takes_the_runs_of_its_predictions(
+    capsys, tmp_path, monkeypatch
+):
+    path, asked = tmp_path / "one.toml", []
+    path.write_text(
+        '[[runs]]\nmodel = "llama3.1-8b"\nglobal_batch_size = 32\nsequence_length = 4096\n'
+        'tensor_parallel_size = 2\nrecompute = ["none", "full"]\n'
+    )
+    forecast = predict.forecast
+    monkeypatch.setattr(predict, "forecast", lambda *of: (asked.append(of), forecast(*of))[1])
+    assert main(["plan", str(path), "--platform", "h100", "--runs", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[2:4]
+    assert "TP2 DP4, micro batch 1, bf16" in first
+    assert "TP2 DP4, micro batch 1, full recomputation, bf16" in second
+    assert asked == [("h100", tmp_path)]
 
 
 def test_a_plan_named_twice_or_never_is_refused(capsys):

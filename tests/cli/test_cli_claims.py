@@ -35,9 +35,9 @@ def test_the_sample_can_be_audited(capsys, tmp_path):
     assert code == 1
     assert "contradicts    line 11" in out
     assert "should be 46.796 %" in out
-    assert "Claims: impossible 1, contradicts 2, holds 10, possible 0" in out
+    assert "in this order: impossible 1, contradicts 2, holds 10, possible 0" in out
     assert out.count("\n  possible ") == 2
-    assert "Checks: impossible 1, contradicts 2, holds 12, possible 2" in out
+    assert "   2.11  BF16, sequence 8,192, 8 GPUs; NVIDIA DGX Cloud" in out
 
 
 def test_a_wrong_claim_is_exit_code_1(capsys):

@@ -618,7 +618,7 @@ def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
     assert found.stalled_steps == 1
     assert found.tokens_per_second == pytest.approx(16 * 1024)
     assert found.tokens_per_second_with_stalls == pytest.approx(19 * 16 * 1024 / (18 + 25))
-    assert any("1 record(s) took more than three times" in one for one in run.summary["warnings"])
+    assert any("1 of the records, which took three times" in one for one in run.summary["warnings"])
 
 
 def test_slow_steps_that_recur_without_a_word_belong_to_the_training(tmp_path):
@@ -1278,13 +1278,13 @@ def test_a_rate_falls_as_its_step_time_grows(tmp_path, seconds, batch):
     [
         ([1, 2, 3, 4, 5], None),
         ([10, 20, 30, 40, 50], None),
-        ([1, 2, 3, 5, 6], "1 gap(s) in the step numbers, the widest of 2 steps."),
-        ([1, 2, 3, 4, 7, 8, 9, 20, 21], "2 gap(s) in the step numbers, the widest of 11 steps."),
+        ([1, 2, 3, 5, 6], "Gaps in the step numbers: 1, the widest of 2 steps."),
+        ([1, 2, 3, 4, 7, 8, 9, 20, 21], "Gaps in the step numbers: 2, the widest of 11 steps."),
     ],
 )
 def test_steps_that_are_missing_are_counted_with_the_widest_gap(tmp_path, steps, said):
     found = one(write(tmp_path / "a.log", *(line(n) for n in steps)))
-    assert [text for text in found["warnings"] if "gap" in text] == ([said] if said else [])
+    assert [text for text in found["warnings"] if "Gaps" in text] == ([said] if said else [])
 
 
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False), (50, False)])
@@ -1630,8 +1630,8 @@ def test_two_records_show_that_the_first_is_too_fast_and_one_does_not():
     ("factor", "fits", "said"),
     [
         (1.02, None, None), (0.98, "six_n", None), (None, None, None),
-        (1.03, None, "1.030 times those of model_flops; no known convention gives it."),
-        (0.97, "six_n", "0.970 times those of model_flops; it is that of six_n."),
+        (1.03, None, "1.030 times those of model_flops: no known convention gives them."),
+        (0.97, "six_n", "0.970 times those of model_flops: they are those of six_n."),
     ],
 )  # fmt: skip
 def test_printed_flops_agree_within_a_fortieth(factor, fits, said):
@@ -1722,7 +1722,7 @@ def test_counters_are_added_up_and_a_running_total_is_taken_as_it_is():
     ]
     assert rates.total_of(job_of(*rows, skipped_in_all=7), "skipped") == 7
     assert rates.total_of(job_of(*rows, skipped_in_all=10**400), "skipped") is None
-    assert "3 iteration(s) were skipped by the optimizer." in rates.warnings_of(
+    assert "Iterations that the optimizer skipped: 3." in rates.warnings_of(
         job_of(*rows), known_of(), None
     )
 
@@ -1842,7 +1842,7 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
     assert steps.status_of(job_of(*rows, total_steps=2, ending=failed))[0] == "completed"
     assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
     assert steps.status_of(job_of())[1].startswith("The log contains no training step and")
-    assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
+    assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after its record 1")
 
 
 @pytest.mark.parametrize(
@@ -2000,9 +2000,11 @@ def test_a_record_that_is_held_up_is_said_with_the_rate_that_holds_it(tmp_path):
     times = [1000.0] * 6 + [5000.0] + [1000.0] * 4
     lines = [line(n, ms, loss=3 - n / 9, total=11) for n, ms in enumerate(times, start=1)]
     log = write(tmp_path / "a.log", *lines)
-    (said,) = (text for text in one(log, sequence_length=2048)["warnings"] if "1 record(s)" in text)
+    (said,) = (
+        text for text in one(log, sequence_length=2048)["warnings"] if "1 of the records" in text
+    )
     assert said.endswith(f"; with them it is {10 * 16 * 2048 / 14:,.0f} tokens/s.")
-    (said,) = (text for text in one(log)["warnings"] if "1 record(s)" in text)
+    (said,) = (text for text in one(log)["warnings"] if "1 of the records" in text)
     assert said.endswith("are left out of the rate.")
 
 

@@ -354,7 +354,7 @@ def test_a_printed_rate_is_held_against_the_size_of_its_own_batch(rows, factor):
 
 @pytest.mark.parametrize(
     ("counts", "said"),
-    [((0, 0), []), ((1, 0), ["1 restart(s); 0"]), ((0, 3), ["0 restart(s); 3 record(s) were"])],
+    [((0, 0), []), ((1, 0), ["Restarts: 1. Records"]), ((0, 3), ["Restarts: 0. Records"])],
 )
 def test_restarts_or_repeated_records_are_remarked_on_by_themselves(counts, said):
     job = job_of({"step": 5.0}, {"step": 6.0})
@@ -381,7 +381,7 @@ def test_restarts_and_printed_rates_are_remarked_on_behind_the_notes_of_the_dial
         "a", "b",
         "Printed samples per second is 4 times what batch, sequence length and step time give"
         "; this is the number of GPUs: a figure of one GPU against one of the job.",
-        "2 restart(s); 30 record(s) were repeated and the last attempt was kept.",
+        "Restarts: 2. Records that were repeated, of which the last attempt is kept: 30.",
     ]  # fmt: skip
 
 

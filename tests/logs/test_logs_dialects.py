@@ -1103,7 +1103,7 @@ def test_steps_that_deepspeed_skips_are_counted_where_it_prints_no_total(tmp_pat
     timers = "".join(timer(n, f"00:0{n}", 0).partition("\n")[2] for n in (3, 4))
     found = read(tmp_path, f"{words} Attempted loss scale: 65536\n" * 2 + timers)
     assert found["skipped_iterations"] == 2
-    assert "2 iteration(s) were skipped by the optimizer." in found["warnings"]
+    assert "Iterations that the optimizer skipped: 2." in found["warnings"]
 
 
 def test_a_time_of_torchtune_is_that_of_a_step(tmp_path):

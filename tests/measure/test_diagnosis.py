@@ -806,8 +806,12 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     assert told["mfu"] == pytest.approx(0.419, abs=1e-3)
     assert told["explained_fraction"] <= 1
     assert told["findings"][0]["rule"] == "pipeline_imbalance"
+    # 10,682.4 tokens/s of 51.47 GFLOP each
+    assert told["published"]["best_tflops"] == pytest.approx(549.8, abs=0.1)
     assert main(["diagnose", run]) == 0
     printed = capsys.readouterr().out
+    said = " ".join(printed.split())
+    assert "0.75 times the best published of llama3.1-8b on H100-SXM5-80GB in 16 bit" in said
     assert "4 pipeline stages with 32 micro batches per step" in printed
     first, second, *_ = printed.splitlines()
     assert first.endswith("-24f22c14c363: 8,591 tokens/s per GPU over 10 steps")

@@ -67,8 +67,8 @@ def test_a_plan_packs_documents_and_refuses_what_does_not_divide(load, capsys, t
     path.write_text(text)
     assert main(["plan", str(path), "--platform", "h100"]) == 0
     shown = capsys.readouterr().out
-    assert "8192 of 4  bf16" in shown
-    assert "8192       bf16" in shown
+    assert "8,192 of 4       0" in shown
+    assert "8,192            0" in shown
 
 
 def test_a_run_without_a_world_size_fills_the_node_or_the_devices_there_are(load) -> None:
@@ -203,6 +203,7 @@ BAD = {
     "is not valid TOML": "[plan\n",
     "Unknown section 'run'": HEAD + "[[run]]",
     r"Did you mean 'tensor_parallel_size'": HEAD + "[[runs]]\ntensor_paralel_size = 2",
+    "'modle' is not a key of [plan].*Did you mean 'model'?": "[plan]\nmodle = 'a'\n" + HEAD,
     "'model'.*Settings belong into [defaults]": "[plan]\nmodel = 'tiny-llama'\n" + HEAD,
     "platform is not a key of [[runs]] 1: choose it with --platform.$": HEAD
     + '[[runs]]\nplatform = "h100"',

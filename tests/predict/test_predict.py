@@ -819,10 +819,14 @@ def test_the_ranking_is_that_of_every_layout_predicted_by_itself(made) -> None:
             "DP8, micro batch 2, fully sharded, gathered once per step, bf16",
         ),
         ({"offload_layers": 3}, "DP8, micro batch 2, 3 layers offloaded, bf16"),
+        (
+            {"fused_norm": "off", "gradient_precision": "bf16"},
+            "DP8, micro batch 2, gradients in bf16, fused norm off, bf16",
+        ),
     ],
 )
 def test_a_layout_is_named_by_what_it_sets(fields: dict[str, Any], said: str) -> None:
-    assert search.words(config(**fields)) == said
+    assert config(**fields).words() == said
 
 
 # The command

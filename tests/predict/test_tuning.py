@@ -438,7 +438,7 @@ def test_a_dry_run_ranks_layouts_and_says_which_would_run(capsys) -> None:
 def test_a_dry_run_without_a_layout_says_why_and_what_to_change(capsys) -> None:
     assert main([*ASKED, "--dry-run", "--set", "micro_batch_size=3"]) == 0
     head, *_, change, why = capsys.readouterr().out.splitlines()
-    assert head.endswith("0 layouts fit, 0 may fit, batch 32")
+    assert head.endswith("batch 32 x 4,096 tokens: 0 layouts fit, 0 may fit")
     assert change == "No layout is legal. Change the GPUs, the batch or what --set fixes."
     assert why.startswith("  with the defaults: global_batch_size=32 is not a multiple of")
 

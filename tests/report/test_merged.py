@@ -12,6 +12,7 @@ import pytest
 from simulated import config, write_run
 
 from scalebook import untrusted
+from scalebook.audit import sample_text
 from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.measure.intervals import Interval
@@ -45,7 +46,7 @@ def test_prices_and_claims_of_merged_folders_are_read(tmp_path: Path) -> None:
         write_run(tmp_path / name, name, config(), run_id=name)
         (tmp_path / name / FILE).write_text(text)
         (tmp_path / name / "claims").mkdir()
-        (tmp_path / name / "claims/slides.toml").write_text(published_page.SAMPLE)
+        (tmp_path / name / "claims/slides.toml").write_text(sample_text("example"))
     for _ in range(2):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
         found = read_stated(tmp_path / "merged")

@@ -57,7 +57,7 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
     data = load(tmp_path)
     text = words(findings(data))
     fast, slow = data.runs["tokens_per_second"]
-    rate = rf"{fast:,.0f} ± \d+ tokens/s"
+    rate = rf"{fast:,.0f} tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"TP2 on 2 processes \(fast\) is the fastest of 2 runs, with {rate}", text)
     loser = r"The other, DP2 on 2 processes \(slow\)"
     assert re.search(rf"{loser}, reached .*: a spread of {fast / slow:.2f}×", text)
@@ -84,11 +84,13 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
     write_run(tmp_path, "b", config(world_size=2))
     data = load(tmp_path)
     low, high = sorted(data.runs["loss_last"])
-    start = "after 30 steps of a global batch of 8, 2 runs end at a loss of"
-    assert f"{start} {low:.4f} to {high:.4f}" in words(losses(data))
+    apart = f"30 steps of a global batch of 8: {low:.4f} to {high:.4f}"
+    assert apart in words(losses(data))
+    assert "within 0.10 % in 0 of 1 group." in words(losses(data))
     equal = data.runs.with_columns(loss_last=pl.Series([2.5, 2.5 * (1 + 3e-7)]))
     same = ReportData(data.folder, equal, data.steps, {}, {}, ())
-    assert f"{start} 2.5000, equal to 3.0e-07 of it." in words(losses(same))
+    assert "end at losses within 0.10 % in 1 of 1 group." in words(losses(same))
+    assert "apart" not in words(losses(same))
 
 
 def test_a_rate_of_a_gpu_is_ranked_where_the_total_is_unknown(tmp_path: Path) -> None:
@@ -358,7 +360,7 @@ def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: P
     assert two["scaling_efficiency"] == ratio / 2
     assert two["kind"] == "weak"
     text = words(series.scaling_findings([found]))
-    assert f"{ratio:.2f} times the base where 2 would be ideal" in text
+    assert f"DP2 on 2 processes (two), {ratio:.2f} times 1 process (base)." in text
 
 
 def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def shown(root: Path) -> list[str]:
 
 
 def test_the_documentation_shows_the_samples_of_the_pages(shown: list[str]) -> None:
-    assert shown == [stated.SAMPLE, published_page.SAMPLE]
+    assert shown[0] == stated.SAMPLE
 
 
 def test_every_input_that_can_be_stated_is_in_the_sample_and_read(tmp_path: Path) -> None:
@@ -33,8 +33,8 @@ def test_every_input_that_can_be_stated_is_in_the_sample_and_read(tmp_path: Path
     assert set(found.platforms["h100"]) == set(stated.EACH)
 
 
-def test_the_sample_of_claims_can_be_audited() -> None:
-    counts = audit(parse_claims(published_page.SAMPLE, "slides.toml")).counts()
+def test_the_documented_claims_can_be_audited(shown: list[str]) -> None:
+    counts = audit(parse_claims(shown[1], "slides.toml")).counts()
     assert counts["contradicts"] == 1  # its MFU is over the peak with sparsity
 
 

@@ -236,7 +236,7 @@ def points(count: int) -> pl.DataFrame:
             "run_id": f"run-{i:05d}", "layout": f"TP{2 ** (i % 3)}", "split": f"s{i}",
             "source": "simulated", "world_size": 8, "nodes": 1,
             "tokens_per_second": float((i - count // 2) ** 2),
-            "ideal_tokens_per_second": 1e9, "scaling_efficiency": 0.5, "speedup": 1.0 + i,
+            "scaling_efficiency": 0.5, "speedup": 1.0 + i,
             "ideal_speedup": 2.0,
         }
         for i in range(count)

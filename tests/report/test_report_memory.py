@@ -99,7 +99,7 @@ def test_a_run_that_ran_out_is_held_against_the_prediction(data: ReportData) -> 
     verdict = "as predicted" if parts["total"] > 80 else "although less"
     text = words(memory_page.findings(data))
     head = rf"1 run ran out of memory,? {verdict}"
-    told = rf"{head}.*: micro8 \(.*, {parts['total']:.3g} GiB predicted of 80.0 GB\)"
+    told = rf"{head}.*: micro8 \(.*, {parts['total']:.3g} of 80.0 GiB predicted\)"
     assert re.search(told, text)
 
 
@@ -109,7 +109,8 @@ def test_a_map_tells_shown_inferred_and_predicted_apart(data: ReportData) -> Non
     assert kinds["1"] == ("shown by a run", "fits")
     assert kinds["8"] == ("shown by a run", "out of memory")
     assert kinds["4"][0] == "predicted"
-    assert " measured, " in words(memory_page.map_findings(data))
+    assert "memory runs out at" in words(memory_page.map_findings(data))
+    assert "In 0 of 1 map no cell runs out of memory" in words(memory_page.map_findings(data))
     figures = memory_page.figures(data)
     assert figures is not None
     scale = figures.parts[0][1].spec()["layer"][0]["encoding"]["fillOpacity"]["scale"]

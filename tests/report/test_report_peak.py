@@ -118,7 +118,7 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     assert [row["run_id"] for row in one.left_out] == ["h-2"]
     low, high = one.interval
     assert low is not None and high is not None and low < one.rate < high
-    said = f"{one.rate:,.0f} ± "
+    said = f"{one.rate:,.0f} tokens/s per GPU ({low:,.0f} to {high:,.0f})"
     rows = comparisons.ranked(data)
     pairs = comparisons.platform_pairs(rows)
     compared = words(side_by_side.chooser(rows, Stated()))

@@ -11,7 +11,7 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.facts import catalog
-from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token
+from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, published_tflops
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.pages import published_page
@@ -62,14 +62,14 @@ def test_a_claim_without_tokens_is_converted_from_its_convention() -> None:
         flops_convention="full_attention",
         mtp_layers=0,
     )
-    value, how = published_page.counted(bare)
+    value, how = published_tflops(bare)
     shape, length = catalog.model("llama3.1-8b"), float(row.sequence_length or 0)
     ratio = flops_per_token(shape, length, DEFAULT_CONVENTION) / flops_per_token(
         shape, length, "full_attention"
     )
     assert value == pytest.approx(400 * ratio)
     assert ratio < 1
-    assert how == "converted from Full attention"
+    assert how == "rate: from TFLOP/s by full_attention"
 
 
 def test_a_result_that_cannot_be_counted_is_left_out_with_its_reason() -> None:
@@ -134,7 +134,9 @@ def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
 def test_runs_with_published_counterparts_come_first() -> None:
     ours = [{"model": name, "accelerator": "H100", "family": "16 bit", "tflops": rate,
              "run_id": name} for name, rate in (("alone", 100.0), ("known", 200.0))]  # fmt: skip
-    said = list(published_page._standing(tuple(ours), [ours[1] | {"tflops": 300.0}]))
+    said = list(published_page._standing(tuple(ours), [ours[1] | {"tflops": 300.0, "where": "W"}]))
+    assert "200 TFLOP/s per GPU" in words(said[0])
+    assert "0.67 times the best published (W)" in words(said[0])
     assert ["no published result" in one for one in said] == [False, True]
     many = [{**ours[0], "model": name} for name in ("b", "a")]  # one sentence, not one each
     (alone,) = published_page._standing(tuple(many), [])

@@ -404,12 +404,15 @@ def test_the_exit_code_of_a_plan_is_its_own_where_nobody_reads_what_it_says(tmp_
     assert store.read_record(directory).status == "illegal"
 
 
-def test_a_label_names_every_size_above_1_and_the_batch():
+def test_a_label_names_every_size_above_1_the_options_and_the_batch():
     config = small(world_size=8, tensor_parallel_size=2, pipeline_parallel_size=2, repeat=3)
-    batch = f"batch {config.global_batch_size}x{config.sequence_length} by 1"
-    assert label(config) == f"tiny-llama fp32, 8 ranks (tp 2, pp 2, dp 2), {batch}, repeat 3"
-    assert label(small()) == f"tiny-llama fp32, 1 rank, {batch}"
-    assert label(small(strategy="balanced")).startswith("tiny-llama fp32 balanced, 1 rank")
+    batch = f"batch {config.global_batch_size} x {config.sequence_length} tokens"
+    split = "TP2 PP2 DP2, micro batch 1, fp32"
+    assert label(config) == f"tiny-llama, 8 ranks, {split}, {batch}, repeat 3"
+    again = small(recompute="full", fused_norm="off")
+    options = "DP1, micro batch 1, full recomputation, fused norm off, fp32"
+    assert label(again) == f"tiny-llama, 1 rank, {options}, {batch}"
+    assert label(small(strategy="balanced")).startswith("tiny-llama balanced, 1 rank")
 
 
 def test_a_dry_run_prints_commands_and_touches_nothing(tmp_path: Path, capsys: Any):

@@ -24,11 +24,13 @@ from scalebook.audit.claimed_rows import (
     read_bounded,
 )
 from scalebook.audit.documents import LARGEST_FILE, SUFFIXES, load_document, read_document
+from scalebook.audit.knowledge import accelerator_of, know, model_of, trained_weights
 from scalebook.audit.table_checks import check_table
+from scalebook.facts.flops import AgainstBest, against_best, model_tflops
 
 __all__ = [
-    "ORDER", "SUFFIXES", "Audit", "Check", "Claims", "Row", "Table", "Verdict", "audit",
-    "count_claims", "load", "load_claims", "load_document", "load_results", "parse_claims",
+    "ORDER", "SUFFIXES", "Audit", "Check", "Claims", "Row", "Table", "Verdict", "against_published",
+    "audit", "count_claims", "load", "load_claims", "load_document", "load_results", "parse_claims",
     "parse_results", "read_document", "sample_text", "samples",
 ]  # fmt: skip
 
@@ -58,6 +60,26 @@ def audit(claims: Claims) -> Audit:
         CatalogError: a row names a model or an accelerator that the catalog lacks.
     """
     return Audit(claims, tuple(check for table in claims.tables for check in check_table(table)))
+
+
+def against_published(claims: Claims) -> tuple[tuple[Row, AgainstBest], ...]:
+    """Return each claimed rate of pretraining that has a published one of its kind next to it.
+
+    TFLOP/s are counted from tokens by the default convention, else taken as the row states them.
+    """
+    found: list[tuple[Row, AgainstBest]] = []
+    for row in claims.rows:
+        shape, device, width = model_of(row), accelerator_of(row), row.words.get("precision")
+        if not (shape and device and width) or trained_weights(row) != ("all",):
+            continue
+        rates = know(row).facts.get("tokens_per_second_per_gpu", ())
+        length, stated = map(row.values.get, ("sequence_length", "model_tflops_per_second_per_gpu"))
+        value = stated.value if stated else None
+        if rates and length:
+            value = model_tflops(rates[0].value, shape, length.value)
+        one = None if value is None else against_best(value, shape.name, device.name, width)
+        found += [(row, one)] if one else []
+    return tuple(found)
 
 
 def samples() -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     yield from _flop_facts(shape, row)
 
 
-def _trained(row: Row) -> tuple[str, ...]:
+def trained_weights(row: Row) -> tuple[str, ...]:
     """Return what may be trained: what the row says; where its label hints at LoRA, both."""
     stated = row.words.get("trained")
     if stated is not None:
@@ -248,7 +248,7 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
 
     Without a sequence length only 6 N is a value; what attention may add is a bound.
     """
-    if not _trained(row):
+    if not trained_weights(row):
         return  # some of the weights: nobody can tell which share of the FLOPs is due
     length = _length(row)
     at = (1.0, 1.0, 1.0)
@@ -258,7 +258,7 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     if packed:  # documents of any length, which attend only inside themselves
         at = (1.0, *at[1:])
     names = CONVENTIONS if length else [name for name in CONVENTIONS if name in LENGTHLESS]
-    for trained in _trained(row):
+    for trained in trained_weights(row):
         frozen = {"all": "", "forward": ", forward pass only"}.get(trained, ", frozen weights")
         frozen += ", packed documents" if packed else ""
         for modules in range(shape.mtp_layers + 1):
@@ -295,7 +295,7 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
 def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float]) -> Iterator[Fact]:
     """Yield FLOPs that the hardware executes, by what may be recomputed."""
     stated = row.words.get("recompute")
-    for trained in _trained(row):
+    for trained in trained_weights(row):
         every: list[Interval] = []
         for mode in (stated,) if stated else ("none", "selective", "full"):
             for name in ("megatron_causal", "full_attention", "torchtitan"):
@@ -314,7 +314,7 @@ def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float])
 
 def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator[Fact]:
     """Yield the usual wrong counts of FLOPs per token, which only explain a claim."""
-    count, trained = parameter_count(shape), _trained(row)
+    count, trained = parameter_count(shape), trained_weights(row)
     named = {kind: float(size) * 1e9 for kind, size in _NAMED_SIZE.findall(shape.name)}
     size = named.get("" if shape.moe is None else "a")
     found: list[tuple[float, str]] = [(2 * count.active, "2 N, the forward pass only")]
@@ -386,7 +386,7 @@ def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
         count = parameter_count(shape)
         if not size.claimed.meets(point(count.active)):
             return
-    for trained in _trained(row):
+    for trained in trained_weights(row):
         yield from _size_flops(size, row, trained, known_shape=shape is not None)
     yield _multiple(size, 2, "2 N, the forward pass only", legitimate=False)
     if "active_parameters" in row.doubtful:

@@ -13,6 +13,7 @@ from scalebook.cli.terminal import (
     add_json,
     add_platform,
     add_processes,
+    add_runs,
     add_settings,
     number,
     platform_of,
@@ -66,6 +67,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--model", help="model to train instead of the plan's")
     text = "show how many runs fit into S seconds"
     parser.add_argument("--budget-seconds", type=positive, metavar="S", help=text)
+    add_runs(parser, "folder of runs that predictions rest on")
     add_json(parser, csv=True)
 
 
@@ -263,7 +265,7 @@ def plan(options: argparse.Namespace) -> int:
         world_size=options.world_size,
         overrides=overrides,
     )
-    predicted = forecast(platform, None)
+    predicted = forecast(platform, options.runs)
     found = [predicted(run.config) if run.legal else ILLEGAL for run in loaded.runs]
     seconds = [None if isinstance(one, str) else one[1] for one in found]
     known = [one for one in seconds if one is not None]
@@ -307,8 +309,8 @@ def _prediction(found: Forecast) -> dict[str, Any]:
 
 def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
     print(f"{loaded.name}: {loaded.description}" if loaded.description else loaded.name)
-    headers = ("#", "model", "strategy", "GPUs", "tp", "pp", "cp", "ep", "dp", "micro", "global")
-    headers += ("sequence", "precision", "repeat", "GiB", "tokens/s/GPU", "verdict")
+    headers = ("#", "model", "strategy", "GPUs", "layout and options", "global", "sequence")
+    headers += ("repeat", "GiB", "tokens/s/GPU", "verdict")
     pairs = list(zip(loaded.runs, found, strict=True))
     rows = [_plan_row(index, run, one) for index, (run, one) in enumerate(pairs, start=1)]
     if rows:
@@ -334,16 +336,10 @@ def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
 def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
     config = run.config
     packed = f" of {config.packed_documents}" if config.packed_documents > 1 else ""
-    verdict = {True: "fits", False: "does not fit", None: "cannot tell"}[run.fits]
+    verdict = {True: "fits", False: "does not fit", None: "may fit"}[run.fits]
     return (
-        *(str(index), config.model, config.strategy, str(config.world_size)),
-        *map(str, (config.tensor_parallel_size, config.pipeline_parallel_size)),
-        *map(str, (config.context_parallel_size, config.expert_parallel_size)),
-        str(config.data_parallel_size) if run.legal else "-",
-        *map(str, (config.micro_batch_size, config.global_batch_size)),
-        f"{config.sequence_length}{packed}",
-        config.precision,
-        str(config.repeat),
+        *(str(index), config.model, config.strategy, str(config.world_size), config.words()),
+        *(str(config.global_batch_size), f"{config.sequence_length:,}{packed}", str(config.repeat)),
         number(run.memory.total_gib, 3) if run.memory else "-",
         "-" if isinstance(found, str) else number(found[0].tokens_per_second_per_gpu, 3),
         verdict if run.legal else "illegal",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +25,7 @@ from scalebook.cli.terminal import (
     add_switch,
     at_least,
     number,
+    plain,
     positive,
     print_json,
     print_table,
@@ -36,6 +36,8 @@ from scalebook.settings import PARALLEL_SIZES, named
 
 if TYPE_CHECKING:
     from scalebook.audit import Audit, Check, Claims
+    from scalebook.audit import Row as AuditRow
+    from scalebook.facts.flops import AgainstBest
     from scalebook.measure.economics import Answer
     from scalebook.measure.intervals import Interval
     from scalebook.measure.scaling import Projection, ScalingPoint, ScalingTable
@@ -75,8 +77,8 @@ def _register_audit(subparsers: Subparsers) -> None:
 
 def audit(options: argparse.Namespace) -> int:
     """Audit a file, or print what helps to write one; see the command's help for the exit code."""
+    from scalebook.audit import against_published, parse_claims, sample_text, samples
     from scalebook.audit import audit as audited
-    from scalebook.audit import parse_claims, sample_text, samples
     from scalebook.audit.fields import fields, words
 
     if options.sample:
@@ -96,12 +98,15 @@ def audit(options: argparse.Namespace) -> int:
         raise ClaimError("No FILE to audit. Name one, or see --sample, --samples and --fields.")
     result = audited(_load(options.file))
     checks = [c for c in result.checks if not options.problems or c.verdict in WRONG]
+    claims = result.claims
+    beside = () if options.problems else against_published(claims)
     if options.json:
-        claims = result.claims
         head = {"title": claims.title, "source": claims.source, "counts": result.counts()}
-        print_json({**head, "unread": claims.unread, "checks": checks})
+        published = [{"label": row.label, "line": row.line, **plain(one)} for row, one in beside]
+        print_json({**head, "unread": claims.unread, "checks": checks, "published": published})
     else:
         _print_audit(result, checks)
+        _print_against(beside)
     return int(any(check.verdict in WRONG for check in result.checks))
 
 
@@ -130,10 +135,20 @@ def _print_audit(result: Audit, checks: Sequence[Check]) -> None:
         print("\nNot read:")
         for text in result.claims.unread:
             print(f"  {text}")
-    checked = Counter(check.verdict for check in result.checks)
-    print("\nA claim counts once, by the first of its checks' verdicts in this order.")
-    for what, counts in (("Claims", result.counts()), ("Checks", checked)):
-        print(f"{what}: {', '.join(f'{name} {counts[name]}' for name in result.counts())}.")
+    counts = ", ".join(f"{name} {many}" for name, many in result.counts().items())
+    print(f"\nClaims, each by its first verdict in this order: {counts}.")
+
+
+def _print_against(found: Sequence[tuple[AuditRow, AgainstBest]]) -> None:
+    if found:
+        print("\nTFLOP/s per GPU next to the best published of the same model, device and width.")
+        print("Other lengths, batches and numbers of GPUs are not corrected.")
+        headers = ("line", "claim", "claimed", "best", "ratio", "the best one")
+        print_table(headers, [
+            (*(str(row.line or "-"), row.label, number(one.tflops), number(one.best_tflops)),
+             *(f"{one.tflops / one.best_tflops:.2f}", one.where))
+            for row, one in found
+        ])  # fmt: skip
 
 
 def _print_check(check: Check) -> None:

@@ -343,7 +343,7 @@ def published(options: argparse.Namespace) -> int:
     )
     headers = ["id", "hardware", "GPUs", "model", "task", "sequence", "precision"]
     headers += ["tokens/s/GPU", "claimed TFLOP/s", "counted by", "source"]
-    note = f"{len(found)} results, as their sources state them."
+    note = f"{len(found)} result{'s' * (len(found) != 1)}, as their sources state them."
     return show(options, found, headers, rows, note)
 
 

@@ -305,9 +305,7 @@ def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
 
 def _layout(config: RunConfig) -> str:
     """Return the layout that a rate is of, in a line of words."""
-    from scalebook.predict.search import words
-
-    return f"{words(config)}, sequence {config.sequence_length:,}"
+    return f"{config.words()}, sequence {config.sequence_length:,}"
 
 
 def _basis(made: Predictor) -> str:

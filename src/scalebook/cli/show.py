@@ -31,6 +31,7 @@ from scalebook.cli.terminal import (
 from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
+    from scalebook.facts.flops import AgainstBest
     from scalebook.measure.diagnosis import Diagnosis, Finding, Waterfall
     from scalebook.measure.metrics_cache import ListedRun
     from scalebook.measure.row import RunMetrics
@@ -183,16 +184,41 @@ def diagnose(options: argparse.Namespace) -> int:
 
     run = read_run(run_directory(options.run, options.runs))
     found, parts = _with_others(diagnosed(run), run, options.runs)
+    numbers = measure(run)
+    published, said = _next_to_published(numbers)
     if options.json:
         explained = found.waterfall.explained if found.waterfall else None
         value = {**plain(found), "explained_fraction": explained}
-        print_json({**value, "slower_than_parts": parts})
+        print_json({**value, "slower_than_parts": parts, "published": published})
         return 0
-    for line in _lines(found, measure(run)):
-        print(line)
-    for line in _wrapped("= ", _against_parts(parts)) if parts else ():
+    against = _wrapped("= ", _against_parts(parts)) if parts else []
+    for line in (*_lines(found, numbers), *against, *_wrapped("= " if published else "? ", said)):
         print(line)
     return 0
+
+
+def _next_to_published(numbers: RunMetrics) -> tuple[AgainstBest | None, str]:
+    """Return a run next to the best published rate of its kind, and that in a sentence.
+
+    The sentence is empty where there is nothing to compare: no rate, or only the first layers.
+    """
+    from scalebook.facts import catalog
+    from scalebook.facts.catalog.results import number_width
+    from scalebook.facts.flops import DEFAULT_CONVENTION, against_best
+    from scalebook.predict.recommended import nobody_published
+
+    tflops, model = numbers.model_tflops_per_second_per_gpu, numbers.model
+    device = catalog.accelerator_for_device(numbers.accelerator or "")
+    alike = numbers.flops_convention == DEFAULT_CONVENTION and "@" not in (model or "@")
+    if tflops is None or device is None or model is None or not alike:
+        return None, ""
+    width = number_width(numbers.precision)
+    found = against_best(tflops, model, device.name, numbers.precision or "")
+    if found is None:
+        return None, nobody_published(model, f"{device.name} in {width}")
+    best = f"{number(found.best_tflops)} TFLOP/s per GPU ({found.where})"
+    share = f"{number(tflops)} TFLOP/s per GPU, {tflops / found.best_tflops:.2f} times"
+    return found, f"{share} the best published of {model} on {device.name} in {width}: {best}."
 
 
 def _with_others(

@@ -279,7 +279,7 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
         place, config = next(places), step.config
         where = "[full run]" if step.full else f"[trial {place}]"
         about = f"{config.steps} steps, about {duration(step.seconds)}"
-        console.say(f"{where} {_words(config)}: {about}")
+        console.say(f"{where} {config.words()}: {about}")
         scheduled = {**todo.place(plan, place, None), "of": None, **keep}
         start = time.monotonic()
         record, directory = sweep.run_one(
@@ -330,7 +330,7 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
             for one in ranking.candidates
         ]
         trials = [
-            {"layout": _words(one.config), "steps": one.config.steps, "seconds": one.seconds}
+            {"layout": one.config.words(), "steps": one.config.steps, "seconds": one.seconds}
             for one in steps
         ]
         value = {"plan": _name(base), "ranking": ranked, "contenders": len(state.survivors)}
@@ -347,16 +347,10 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
         return 0
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
     for one in steps[:_SHOWN]:
-        print(f"  try: {_words(one.config)}, {one.config.steps} steps, {duration(one.seconds)}")
+        print(f"  try: {one.config.words()}, {one.config.steps} steps, {duration(one.seconds)}")
     if options.budget_seconds is not None:
         print(_plan_line(state))
     return 0
-
-
-def _words(config: RunConfig) -> str:
-    from scalebook.predict import search
-
-    return search.words(config)
 
 
 def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
@@ -364,10 +358,11 @@ def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     fits = sum(one.prediction.fits is True for one in candidates)
     where = f"{base.model} on {base.world_size} x {base.platform}"
     counted = f"{fits} layouts fit, {len(candidates) - fits} may fit"
-    print(f"{where}: {counted}, batch {base.global_batch_size}")
+    batch = f"batch {base.global_batch_size} x {base.sequence_length:,} tokens"
+    print(f"{where}, {batch}: {counted}")
     rows = [
         (
-            _words(one.config),
+            one.config.words(),
             f"{one.prediction.memory_gib:.1f}",
             "yes" if one.prediction.fits else "cannot tell",
             "an assumption" if one.prediction.assumed else f"{one.prediction.basis.runs} runs",
@@ -396,7 +391,7 @@ def _value(found: Tuned) -> dict[str, Any]:
     value["untried"] = [_standing(one) for one in found.untried]
     value["trials"] = [
         {
-            "layout": _words(one.config),
+            "layout": one.config.words(),
             "run_id": one.run_id,
             "steps": one.config.steps,
             "step_seconds": one.rate.seconds if one.rate else None,
@@ -429,7 +424,7 @@ def _print_result(found: Tuned) -> None:
         print_table(("layout", "trials", "tokens/s/GPU", "low", "high"), rows)
     for one in found.trials:
         if one.rate is None:
-            print(f"  {_words(one.config)}: {one.reason}")
+            print(f"  {one.config.words()}: {one.reason}")
     print("Not tried:" if found.not_tried else "Every legal layout was tried.")
     for reason, count in found.not_tried.items():
         print(f"  {count}: {reason}")

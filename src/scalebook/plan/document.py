@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,10 +176,14 @@ def _question(path: Path, head: Table) -> str:
 def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:
     for name in table:
         if name not in known:
-            chosen = f"platform is not a {kind}: choose it with --platform."
-            reason = chosen if name == "platform" else unknown(kind, name, known)
-            where = " Settings belong into [defaults] or [[runs]]." if name in KEYS else ""
-            raise ConfigError(f"{path}: {reason}{where}")
+            reason = unknown(kind, name, known)
+            here, near = (get_close_matches(name.lower(), of, 1, 0.75) for of in (known, KEYS))
+            if name == "platform":
+                reason = f"platform is not a {kind}: choose it with --platform."
+            elif near and not here:
+                reason = f"{name!r} is not a {kind}. Settings belong into [defaults] or [[runs]]."
+                reason += "" if name in KEYS else f" Did you mean {near[0]!r}?"
+            raise ConfigError(f"{path}: {reason}")
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table, head: Table) -> None:

@@ -20,13 +20,13 @@ from scalebook.config import RunConfig
 from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.feasibility.known import config_of
-from scalebook.facts.flops import flops_per_token
+from scalebook.facts.flops import published_rate
 from scalebook.measure.metrics_cache import ListedRun, listed
 from scalebook.measure.row import RunMetrics
 from scalebook.plan.defaults import given
 from scalebook.predict import folders
 from scalebook.predict.model import Basis, Predictor
-from scalebook.predict.search import layouts, words
+from scalebook.predict.search import layouts
 from scalebook.project import short
 from scalebook.settings import SETTINGS, names, option
 
@@ -81,35 +81,21 @@ def recommend(
 def published(asked: RunConfig, most: int) -> Recommendations:
     """Return the fastest published results of the model on the platform's device."""
     device = catalog.platform(asked.platform).accelerator
-    of_model = [row for row in catalog.published() if row.model == asked.model]
-    here = [row for row in of_model if device is not None and row.accelerator == device]
+    here = [
+        row for row in catalog.published() if (row.model, row.accelerator) == (asked.model, device)
+    ]
     left_out: Counter[str] = Counter()
     rows: list[Recommended] = []
     for row in here:
-        rate, note = _published_rate(row)
-        if row.task != "pretrain" or rate is None:
-            why = f"{row.task}, not pretraining" if row.task != "pretrain" else note
-            left_out[why] += 1
+        rate, note = published_rate(row)
+        if rate is None:
+            left_out[note] += 1
         else:
             rows.append(_published_row(asked, row, rate, note))
     kept = _ranked(rows, left_out, most)
     said = f"{ORDER} Their sources state no intervals."
-    said = said if kept else _nobody_published(asked.model, device, of_model, len(here))
+    said = said if kept else nobody_published(asked.model, device)
     return Recommendations("published", kept, left_out, said)
-
-
-def _published_rate(row: PublishedResult) -> tuple[float | None, str]:
-    """Return tokens/s per GPU, and how they follow from what is stated or why they do not."""
-    if row.tokens_per_second_per_gpu is not None:
-        return row.tokens_per_second_per_gpu, ""
-    if row.tokens_per_second is not None and row.world_size:
-        return row.tokens_per_second / row.world_size, "rate: of all GPUs over their number"
-    claimed, convention = row.claimed_tflops_per_second_per_gpu, row.flops_convention
-    if None in (claimed, convention, row.model, row.sequence_length):
-        return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
-    shape, length = catalog.model(row.model or ""), row.sequence_length or 0
-    per_token = flops_per_token(shape, length, convention or "", mtp_layers=row.mtp_layers)
-    return 1e12 * (claimed or 0) / per_token, f"rate: from TFLOP/s by {convention}"
 
 
 def _published_row(asked: RunConfig, row: PublishedResult, rate: float, note: str) -> Recommended:
@@ -133,23 +119,18 @@ def _published_row(asked: RunConfig, row: PublishedResult, rate: float, note: st
     )  # fmt: skip
 
 
-def _nobody_published(
-    model: str, device: str | None, of_model: Sequence[PublishedResult], here: int
-) -> str:
-    """Return in a sentence why there is no published row, and where there are others."""
-    if here:
-        return f"No published result of {model} on {device} states a rate of pretraining."
-    if of_model:
-        devices = Counter(row.accelerator or row.hardware or "unknown" for row in of_model)
-        counts = ", ".join(f"{name} ({n})" for name, n in devices.most_common())
-        return (
-            f"The catalog has no published result of {model} on {device or 'a CPU'}. It has some "
-            f"on {counts}: see 'scalebook published --model {model}'."
-        )
+def nobody_published(model: str, device: str | None) -> str:
+    """Return that the catalog has no rate of a model on a device, and on which it has others."""
     whole = model.partition("@")[0]
-    others = sum(row.model == whole for row in catalog.published()) if "@" in model else 0
-    more = f" It has {others} of the whole model, whose rate differs." if others else ""
-    return f"Nobody published a result of {model} that the catalog contains.{more}"
+    others = Counter(
+        row.accelerator or row.hardware or "unknown"
+        for row in catalog.published()
+        if row.model == whole and published_rate(row)[0] is not None
+    )
+    counts = ", ".join(f"{name} ({n})" for name, n in others.most_common())
+    more = f" It has some of {whole} on {counts}: see 'scalebook published --model {whole}'."
+    none = f"The catalog has no published rate of pretraining {model} on {device or 'a CPU'}."
+    return none + (more if others else "")
 
 
 def measured(asked: RunConfig, runs: Path, most: int) -> Recommendations:
@@ -219,7 +200,7 @@ def _of_record(row: Recommended) -> Recommended:
     ]
     return replace(
         row,
-        layout=words(config) if config else "not stated in full",
+        layout=config.words() if config else "not stated in full",
         software=", ".join(stated) or None,
         date=(record.started_at or "")[:10] or None,
     )
@@ -232,7 +213,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
         Recommended(
             "predicted", rank, found.tokens_per_second_per_gpu, found.low, found.high, "90 %",
             one.config.precision, one.config.sequence_length, one.config.world_size,
-            one.config.global_batch_size, words(one.config), "Scalebook's trainer",
+            one.config.global_batch_size, one.config.words(), "Scalebook's trainer",
             _basis(found.basis), None, None, (), found.warnings, _command(one.config),
         )
         for rank, one in enumerate(ranking.candidates[:most], start=1)

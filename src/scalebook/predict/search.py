@@ -16,7 +16,7 @@ from scalebook.facts.legality import fit
 from scalebook.facts.legality.problem import divisors
 from scalebook.plan import defaults
 from scalebook.predict.model import Prediction, Predictor
-from scalebook.settings import SETTINGS, Precision, names
+from scalebook.settings import Precision
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
@@ -199,22 +199,3 @@ def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
         for number in layers:
             yield {"recompute": "pointwise", **whole, "offload_layers": number}
         yield {"recompute": "full", "recompute_modules": "", "offload_layers": 0}
-
-
-def words(config: RunConfig) -> str:
-    """Return a layout in a few words: ``TP2 PP2, micro batch 4, full recomputation``."""
-    sizes = ((SETTINGS[name].short, getattr(config, name)) for name in names("layout"))
-    split = " ".join(f"{short}{size}" for short, size in sizes if short and size > 1)
-    replicas = config.data_parallel_size
-    split += f"{' ' if split else ''}DP{replicas}" if replicas > 1 or not split else ""
-    parts = [split, f"micro batch {config.micro_batch_size}"]
-    if config.data_parallel_sharding == "full":
-        once = ", gathered once per step" if config.parallelism.gathers_once else ""
-        parts.append(f"fully sharded{once}")
-    if config.last_pipeline_stage_layers:
-        parts.append(f"{config.last_pipeline_stage_layers} layers on the last stage")
-    if config.recompute != "none":
-        parts.append(f"{config.recompute} recomputation")
-    if config.offload_layers:
-        parts.append(f"{config.offload_layers} layers offloaded")
-    return ", ".join([*parts, config.precision])

@@ -23,7 +23,7 @@ from scalebook.facts.feasibility.known import ran_out
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.predict.known import KnownRate, configuration, known_rate
 from scalebook.predict.model import Z90, Prediction, Predictor
-from scalebook.predict.search import Candidate, Ranking, order, words
+from scalebook.predict.search import Candidate, Ranking, order
 from scalebook.store import Run
 
 FULL_STEPS, WARMUP_STEPS = 20, 3
@@ -114,7 +114,7 @@ class Standing:
     @property
     def layout(self) -> str:
         """The layout in words."""
-        return words(self.config)
+        return self.config.words()
 
 
 @dataclass(frozen=True, slots=True)

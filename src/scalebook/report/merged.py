@@ -131,7 +131,8 @@ def _place(folder: Path) -> Path:
     for place in (folder, folder / "runs"):
         if next(run_directories(place), None) is not None:
             return place
-    raise ReportError(f"{folder} contains no run. Give folders of runs or publications.")
+    said = "Give folders of runs or publications; 'scalebook ingest' reads logs."
+    raise ReportError(f"{folder} contains no run. {said}")
 
 
 def _free(taken: Collection[str], name: str) -> str:

@@ -24,15 +24,11 @@ from scalebook.record import RunRecord, Status, object_of
 from scalebook.running import finish_run, launch
 from scalebook.running.devices import telemetry
 from scalebook.running.outcome import EndReason
-from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 
 ELSEWHERE = "another process or job is running it"
 
-_SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short} | {
-    "data_parallel_size": "dp"
-}
 LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
 READ_SECONDS = 2.0  # between two readings of the temperature: each opens the driver
 POLL_SECONDS = 0.2
@@ -144,21 +140,13 @@ def live_hashes(runs: Path) -> frozenset[str]:
 
 
 def label(config: RunConfig) -> str:
-    """Return a configuration's short name: model, processes, every size above 1, the batch."""
-    sizes = [
-        f"{short} {getattr(config, name)}"
-        for name, short in _SHORT.items()
-        if getattr(config, name) > 1
-    ]
-    sizes += ["sp"] if config.sequence_parallel else []
+    """Return a configuration in a line: model, processes, layout and options, the batch."""
     ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
-    split = f" ({', '.join(sizes)})" if sizes else ""
     strategy = "" if config.strategy == "custom" else f" {config.strategy}"
-    batch = f", batch {config.global_batch_size}x{config.sequence_length}"
+    batch = f"batch {config.global_batch_size} x {config.sequence_length:,} tokens"
     batch += f" of {config.packed_documents} documents" if config.packed_documents > 1 else ""
-    micro = f" by {config.micro_batch_size}"
     repeat = f", repeat {config.repeat}" if config.repeat else ""
-    return f"{config.model} {config.precision}{strategy}, {ranks}{split}{batch}{micro}{repeat}"
+    return f"{config.model}{strategy}, {ranks}, {config.words()}, {batch}{repeat}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from scalebook.facts.catalog.rows import TomlRow
 
 FILE = "published.csv"
 TASKS = ("pretrain", "SFT", "LoRA")
+_WIDTHS = {"FP4": "4 bit", "FP8": "8 bit", "INT8": "8 bit", "P32": "32 bit", "F32": "32 bit"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,13 @@ class PublishedResult:
     mtp_layers: int = 0  # multi-token prediction modules that the claim counts
     confidence: str = "high"
     caveat: str | None
+
+
+def number_width(precision: str | None) -> str:
+    """Return the width of the narrowest numbers that a precision names: 16 bit, 8 bit, 4 bit."""
+    words = (precision or "").upper()
+    usual = "16 bit" if words else "?"
+    return next((width for mark, width in _WIDTHS.items() if mark in words), usual)
 
 
 # How a CSV cell is read; the getters of TomlRow check it.

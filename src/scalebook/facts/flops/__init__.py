@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scalebook.errors import ConfigError, unknown
+from scalebook.facts import catalog
+from scalebook.facts.catalog.results import number_width
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops.conventions import (
     CONVENTIONS,
@@ -44,13 +46,15 @@ from scalebook.settings import RECOMPUTE_MODULES
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
+    from scalebook.facts.catalog.results import PublishedResult
 
 __all__ = [
-    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTED", "TRAINED", "ConventionFit", "FlopParts",
-    "attention_projections", "attention_width", "convention_fits", "convert_tflops", "flop_parts",
-    "flops_per_token", "hardware_flops_per_token", "headline_convention", "layer_parameters",
-    "model_tflops", "overstated_at_most", "packed_sequence_length", "padded_vocab_size",
-    "parameter_count",
+    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTED", "TRAINED", "AgainstBest", "ConventionFit",
+    "FlopParts", "against_best", "attention_projections", "attention_width", "convention_fits",
+    "convert_tflops", "flop_parts", "flops_per_token", "hardware_flops_per_token",
+    "headline_convention", "layer_parameters", "model_tflops", "overstated_at_most",
+    "packed_sequence_length", "padded_vocab_size", "parameter_count", "published_rate",
+    "published_tflops",
 ]  # fmt: skip
 
 
@@ -237,3 +241,68 @@ def convention_fits(
         fits.append(ConventionFit(name, counted, off, abs(off) <= tolerance))
     # a stable sort: those within the tolerance are all at distance 0
     return tuple(sorted(fits, key=lambda fit: max(0, abs(fit.relative_difference) - tolerance)))
+
+
+def published_rate(row: PublishedResult) -> tuple[float | None, str]:
+    """Return tokens/s per GPU of a published result; from what they follow, or why there are none.
+
+    The words are empty where the source states this very rate.
+    """
+    if row.task != "pretrain":
+        return None, f"{row.task}, not pretraining"
+    if row.model is None:
+        return None, "the catalog lacks the model's shape"
+    if row.tokens_per_second_per_gpu is not None:
+        return row.tokens_per_second_per_gpu, ""
+    if row.tokens_per_second is not None and row.world_size:
+        return row.tokens_per_second / row.world_size, "rate: of all GPUs over their number"
+    claimed, convention = row.claimed_tflops_per_second_per_gpu, row.flops_convention
+    if claimed is None or convention is None or row.sequence_length is None:
+        return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
+    shape, modules = catalog.model(row.model), row.mtp_layers
+    per_token = flops_per_token(shape, row.sequence_length, convention, mtp_layers=modules)
+    return 1e12 * claimed / per_token, f"rate: from TFLOP/s by {convention}"
+
+
+def published_tflops(row: PublishedResult) -> tuple[float | None, str]:
+    """Return model TFLOP/s per GPU of a published result by the default convention, as its rate."""
+    rate, how = published_rate(row)
+    if rate is None or row.model is None or row.sequence_length is None:
+        return None, how if rate is None else "no sequence length is stated"
+    shape, length = catalog.model(row.model), row.sequence_length
+    return model_tflops(
+        rate, shape, length, mtp_layers=row.mtp_layers
+    ), how or "counted from tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstBest:
+    """A rate (TFLOP/s per GPU, default convention) and the best published one of its kind."""
+
+    tflops: float
+    best_tflops: float
+    best: PublishedResult
+
+    @property
+    def where(self) -> str:
+        """The conditions and the source of the best one."""
+        best, gpus = self.best, self.best.world_size or "unknown"
+        sure = "" if best.confidence == "high" else f"; {best.confidence} confidence"
+        sizes = f"sequence {best.sequence_length:,}, {gpus} GPUs"
+        return f"{best.precision}, {sizes}; {best.source} (row {best.id}){sure}"
+
+
+def against_best(tflops: float, model: str, device: str, precision: str) -> AgainstBest | None:
+    """Return a rate next to the best published one: same model, device and width of the numbers.
+
+    Other lengths, batches and numbers of GPUs are not corrected. None where nobody published one.
+    """
+    kind = (model, device, number_width(precision))
+    alike = (
+        (value, row)
+        for row in catalog.published()
+        if (row.model, row.accelerator, number_width(row.precision)) == kind
+        if (value := published_tflops(row)[0]) is not None
+    )
+    best = max(alike, key=lambda one: one[0], default=None)
+    return best and AgainstBest(tflops, *best)

@@ -61,7 +61,7 @@ def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
     if accelerator is None:
         return Fit(None, "the memory of this platform's device is not known", None)
     capacity = accelerator.memory_gb
-    against = f"{needed_gib:.1f} GiB predicted, {capacity:.0f} GB on {accelerator.name}"
+    against = f"{needed_gib:.1f} of {capacity:.0f} GiB predicted on {accelerator.name}"
     if needed_gib > FULL_SHARE * capacity:
         return Fit(False, f"{against}: does not fit", capacity)
     if needed_gib > SAFE_SHARE * capacity:

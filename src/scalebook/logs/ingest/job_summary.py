@@ -194,8 +194,8 @@ def disagreement(found: dict[str, Any]) -> list[str]:
     factor, fits = found["logged_over_recounted"], found["convention_that_fits"]
     if factor is None or abs(factor - 1) <= AGREES:
         return []
-    by = f"; it is that of {fits}" if fits else "; no known convention gives it"
-    return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]
+    by = f"they are those of {fits}" if fits else "no known convention gives them"
+    return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}: {by}."]
 
 
 def packing(known: LogConfig) -> list[str]:
@@ -261,10 +261,9 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     if found.stalled_steps:
         rate = found.tokens_per_second_with_stalls
         said.append(
-            f"{found.stalled_steps} record(s) took more than three times the usual time, or more "
-            "time behind a line about it (a profiler, a checkpoint, an evaluation or a "
-            "compilation), and are left out of the rate"
-            + (f"; with them it is {rate:,.0f} tokens/s." if rate else ".")
+            f"Left out of the rate: {found.stalled_steps} of the records, which took three times "
+            "the usual time, or longer behind a line about a profiler, a checkpoint, an evaluation "
+            "or a compilation" + (f"; with them it is {rate:,.0f} tokens/s." if rate else ".")
         )
     return said
 

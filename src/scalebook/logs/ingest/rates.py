@@ -143,7 +143,7 @@ def _gaps(job: Job) -> list[str]:
     wide = [gap for gap in gaps[1:] if gap > 1.5 * usual and gap > 1]
     if not wide:
         return []
-    return [f"{len(wide)} gap(s) in the step numbers, the widest of {int(max(wide))} steps."]
+    return [f"Gaps in the step numbers: {len(wide)}, the widest of {int(max(wide))} steps."]
 
 
 def _start(job: Job) -> list[str]:
@@ -168,11 +168,11 @@ def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[
     found += _summary_rates(job, numbers)
     skipped = total_of(job, "skipped")
     if skipped:
-        found.append(f"{skipped} iteration(s) were skipped by the optimizer.")
+        found.append(f"Iterations that the optimizer skipped: {skipped}.")
     if job.counts.repeated_steps or job.counts.restarts:
         found.append(
-            f"{job.counts.restarts} restart(s); {job.counts.repeated_steps} record(s) were "
-            "repeated and the last attempt was kept."
+            f"Restarts: {job.counts.restarts}. Records that were repeated, of which the last "
+            f"attempt is kept: {job.counts.repeated_steps}."
         )
     return found
 

@@ -239,7 +239,7 @@ def _where(job: Job) -> str:
     if not len(job.table):
         return "The log contains no training step"
     if job.last_step is None:
-        return f"The log ends after {len(job.table)} record(s)"
+        return f"The log ends after its record {len(job.table)}"
     if beyond := job.counts.records_beyond_limit:
         kept = f"{len(job.table):,} records are kept, up to step {job.last_step}"
         return f"Only the first {kept} ({beyond:,} more were not), so the log continues"

@@ -318,7 +318,8 @@ def read(folder: Path, measure: Measure = each) -> ReportData:
     problems = (*problems, *without_record(folder))
     if not runs and not problems:
         raise ReportError(
-            f"{folder} contains no run. 'make run' trains some; 'make demo' shows the example runs."
+            f"{folder} contains no run. 'make run' trains some, 'scalebook ingest' reads logs of "
+            "other trainers, and 'make demo' shows the example runs."
         )
     return collect(folder, runs, problems, measure)
 

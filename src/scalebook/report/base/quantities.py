@@ -57,18 +57,12 @@ def change(fraction: float | None) -> str:
 
 
 def interval(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    """Return a number with its interval, rounded alike: ``12,300 ± 120 tokens/s``.
-
-    An interval that is lopsided by more than a fifth is written as its two ends.
-    """
+    """Return a number with its interval, rounded alike: ``12,300 tokens/s (12,180 to 12,420)``."""
     if value is None or low is None or high is None or low == value == high:
         return quantity(value, unit)
-    below, above = value - low, high - value
-    half = max(below, above)
+    half = max(value - low, high - value)
     decimals = max(0, 1 - math.floor(math.log10(half)))
-    if min(below, above) < 0.8 * half:
-        return f"{value:,.{decimals}f}{GLUE}{unit} ({low:,.{decimals}f} to {high:,.{decimals}f})"
-    return f"{value:,.{decimals}f}{GLUE}±{GLUE}{half:,.{decimals}f}{GLUE}{unit}"
+    return f"{value:,.{decimals}f}{GLUE}{unit} ({low:,.{decimals}f} to {high:,.{decimals}f})"
 
 
 def count(amount: int, singular: str, plural: str | None = None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ from scalebook.measure.scaling import ScalingPoint, scaling_kind
 from scalebook.report.base.frames import SCHEMA, ReportData
 from scalebook.report.base.markup import Markup, bullets, join, opened, paragraphs, run_link
 from scalebook.report.base.naming import Row, series_words, sized, split_name, units
-from scalebook.report.base.quantities import count, percent, quantity
+from scalebook.report.base.quantities import count, percent
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, verdict_on
 
@@ -22,7 +23,6 @@ COMPARISON: dict[str, type[pl.DataType]] = {
     "scaling_efficiency": pl.Float64,
     "efficiency_low": pl.Float64,
     "efficiency_high": pl.Float64,
-    "ideal_tokens_per_second": pl.Float64,
     "kind": pl.String,
 }
 
@@ -33,7 +33,7 @@ class ScalingSeries:
 
     The base is the fastest run at the smallest world size. Columns beside those of the run:
     split, speedup, ideal_speedup, scaling_efficiency with its 95 % interval (efficiency_low,
-    efficiency_high; None where a run has none), ideal_tokens_per_second, kind.
+    efficiency_high; None where a run has none), kind.
     """
 
     group: str
@@ -75,7 +75,6 @@ def _against(base: Row, row: Row) -> dict[str, Any]:
         "ideal_speedup": ideal,
         "scaling_efficiency": speedup / ideal,
         **_efficiency_interval(base, row),
-        "ideal_tokens_per_second": base["tokens_per_second"] * ideal,
         "kind": "base" if row is base else scaling_kind([point(base), point(row)])[0],
     }
 
@@ -104,45 +103,28 @@ def point(row: Row) -> ScalingPoint:
 
 
 def scaling_findings(found: Sequence[ScalingSeries]) -> Markup:
-    """Return what the sizes show, one item per group."""
+    """Return what the largest size of each group keeps of the rate per GPU, the least first."""
+    ends = [(one, one.points.sort("world_size", "tokens_per_second").row(-1, named=True))
+            for one in found]  # fmt: skip
+    ends.sort(key=lambda pair: pair[1]["scaling_efficiency"])
+    words = "At its largest size, a group keeps {} of the base's rate per GPU at the median."
+    middle = percent(median(row["scaling_efficiency"] for _, row in ends)) if ends else ""
+    head = [Markup(words).format(middle)] if len(ends) > 1 else []
     none = "No group of comparable runs has more than one size."
-    return bullets((join(_sentences(item), " ") for item in found), empty=none)
+    return bullets([*head, *(_sentence(one, row) for one, row in ends)], empty=none)
 
 
-def _sentences(item: ScalingSeries) -> Iterator[Markup]:
-    base = item.base
-    yield Markup("<strong>{}</strong>: the base is {}, at {} ({}).").format(
-        item.group,
-        sized(base),
-        quantity(base["tokens_per_second"], "tokens/s"),
-        run_link(base["run_id"]),
-    )
-    larger = item.points.filter(pl.col("world_size") > base["world_size"])
-    for (size,), runs in larger.group_by("world_size", maintain_order=True):
-        best = runs.sort("tokens_per_second", descending=True).row(0, named=True)
-        words = (
-            "On {} the fastest is {} ({}): {:.2f} times the base where {:g} would be ideal, "
-            "an efficiency of {}{}."
-        )
-        yield Markup(words).format(
-            count(int(str(size)), *units(base["platform"])),
-            best["split"],
-            run_link(best["run_id"]),
-            best["speedup"],
-            best["ideal_speedup"],
-            percent(best["scaling_efficiency"]),
-            _certainty(best),
-        )
-    if base["platform"] == "cpu":
-        yield Markup("Processes share one machine's cores: this says nothing about scaling.")
-
-
-def _certainty(row: Row) -> str:
-    """Return the interval of an efficiency and the kind of scaling, as text behind it."""
-    low, high = row["efficiency_low"], row["efficiency_high"]
-    interval = "no interval" if low is None else f"{percent(low)} to {percent(high)}"
+def _sentence(item: ScalingSeries, row: Row) -> Markup:
+    base, low, high = item.base, row["efficiency_low"], row["efficiency_high"]
+    certain = "no interval" if low is None else f"{percent(low)} to {percent(high)}"
     work = {"weak": ", equal work per GPU", "strong": ", the same total work"}
-    return f" ({interval}{work.get(row['kind'], '')})"
+    shared = "" if base["platform"] != "cpu" else " Processes share one machine's cores."
+    words = "<strong>{}</strong>: {} ({}{}) with {} on {} ({}), {:.2f} times {} ({}).{}"
+    return Markup(words).format(
+        item.group, percent(row["scaling_efficiency"]), certain, work.get(row["kind"], ""),
+        row["split"], count(row["world_size"], *units(base["platform"])), run_link(row["run_id"]),
+        row["speedup"], sized(base), run_link(base["run_id"]), shared,
+    )  # fmt: skip
 
 
 def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Markup:

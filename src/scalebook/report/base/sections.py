@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Markup, bullets, join, run_link, run_links
+from scalebook.report.base.markup import Markup, bullets, join, opened, run_link, run_links
 from scalebook.report.base.naming import (
     WORK,
     Row,
@@ -102,21 +102,33 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
 
 def loss_agreement(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield how close the last losses of a group are: layouts of one training should agree."""
-    same = runs.drop_nulls("loss_last").group_by(
-        ["group", "global_batch_size", "recorded_steps"], maintain_order=True
+    work = ["group", "global_batch_size", "recorded_steps"]
+    ends = (
+        runs.filter(pl.col("loss_last") > 0)
+        .group_by(work, maintain_order=True)
+        .agg(pl.len(), low=pl.col("loss_last").min(), high=pl.col("loss_last").max())
+        .filter(pl.col("len") > 1)
+        .with_columns(apart=pl.col("high") / pl.col("low") - 1)
+        .sort("apart", descending=True, maintain_order=True)
     )
-    for (group, batch, steps), members in same:
-        losses: list[float] = members["loss_last"].sort().to_list()
-        low, high = losses[0], losses[-1]
-        if len(losses) < 2 or low <= 0:
-            continue
-        words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
-        apart = (high - low) / low
-        ends = f"{number(low, 5)} to {number(high, 5)}, {percent(apart)} apart"
-        if apart < SAME_LOSS:
-            ends = f"{number(low, 5)}, equal to {apart:.1e} of it"
-        length = count(int(str(steps)), "step")
-        yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)
+    apart = ends.filter(pl.col("apart") >= SAME_LOSS)
+    if ends.height:
+        words = "Runs of the same work and number of steps end at losses within {} in {} of {}."
+        groups = count(ends.height, "group")
+        yield Markup(words).format(percent(SAME_LOSS, 2), ends.height - apart.height, groups)
+    words = "<strong>{}</strong>, {} of a global batch of {}: {} to {}, {} ({})"
+    told = [
+        Markup(words).format(
+            row["group"], count(row["recorded_steps"], "step"), row["global_batch_size"],
+            *(number(row[end], 5) for end in ("low", "high")), percent(row["apart"]),
+            count(row["len"], "run"),
+        )
+        for row in apart.iter_rows(named=True)
+    ]  # fmt: skip
+    if told:
+        most, others = join(told[:MOST_JUMPS], "; "), told[MOST_JUMPS:]
+        rest = opened(f"{len(others)} more", join(others, "; ")) if others else ""
+        yield Markup("The last losses are furthest apart in {}. {}").format(most, rest)
 
 
 def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:

@@ -251,7 +251,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
     return drawn(chart, words, 26 * data.height + 10, cut)
 
 
-WIDTHS = ("16 bit", "8 bit", "4 bit")
+WIDTHS = ("16 bit", "8 bit", "4 bit", "32 bit")
 
 
 def published_field(data: pl.DataFrame, convention: str) -> Figure | None:

@@ -13,54 +13,39 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent, quantity
-from scalebook.report.charts.figure import SHARES, TICKS, Figure, by_source, drawn, rows, tooltips
+from scalebook.report.charts.figure import SHARES, Figure, by_source, drawn, rows, tooltips
 from scalebook.report.charts.theme import GREY
 
 BORDER = "The dotted vertical line is the border of a node: right of it runs have more nodes."
-WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling is a straight line
+WIDE = 4  # from this ratio of sizes on, the axis doubles
 _RATE = ("tokens_per_second", "tokens/s", ",.0f")
 
 
-FIELDS = {  # by column: its name, the title of its axis, the column of its ideal, the height
-    "tokens_per_second": ("Throughput", "tokens/s", "ideal_tokens_per_second", 320),
-    "scaling_efficiency": ("Scaling efficiency", "efficiency", "", 240),
-}
-
-
-def by_size(points: pl.DataFrame, many: str, field: str = "tokens_per_second") -> Figure:
-    """Return one of FIELDS by world size, with the line that is ideal for the base."""
-    name, title, target, height = FIELDS[field]
-    base, wide = _base(points, many), _is_wide(points["world_size"])
-    if target:
-        scale = alt.Scale(type="log", base=2, nice=False) if wide else alt.Scale(zero=True)
-        title += " (log)" if wide else ""
-        line = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5)
-        ideal = line.encode(y=f"{target}:Q", color=alt.value(GREY))
-    else:
-        scale = alt.Scale(domain=[0, max(1.05, 1.05 * max(points[field]))])
-        line = alt.Chart(alt.Data(values=[{"ideal": 1}])).mark_rule(strokeDash=[5, 4])
-        ideal = line.encode(y="ideal:Q")
-    y = alt.Y(f"{field}:Q", title=title, scale=scale, axis=TICKS if target else SHARES)
-    layers = [ideal, _marks(base, points, many, y)]
-    if field == _RATE[0]:
-        encoding = {"y": f"max({field}):Q", "color": "layout:N", "detail": "source:N"}
-        layers.insert(1, base.mark_line().encode(**encoding))
+def by_size(points: pl.DataFrame, many: str) -> Figure:
+    """Return the scaling efficiency by world size, with the 100 % that is ideal."""
+    base, field = _base(points, many), "scaling_efficiency"
+    scale = alt.Scale(domain=[0, max(1.05, 1.05 * max(points[field]))])
+    y = alt.Y(f"{field}:Q", title="efficiency", scale=scale, axis=SHARES)
+    ideal = alt.Chart(alt.Data(values=[{"ideal": 1}])).mark_rule(strokeDash=[5, 4])
+    fastest = {"y": f"max({field}):Q", "color": "layout:N", "detail": "source:N"}
+    lines = base.mark_line().encode(**fastest)
+    layers = [ideal.encode(y="ideal:Q"), lines, _marks(base, points, many, y)]
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
     words = (
-        f"{name} of {count(points.height, 'run')} by number of {many} with the ideal line; "
+        f"Scaling efficiency of {count(points.height, 'run')} by number of {many}; "
         f"the fastest on {largest['world_size']} reaches "
         f"{percent(largest['scaling_efficiency'])} of the ideal."
     )
     size = node_border(points)
     if size is None:
-        return drawn(alt.layer(*layers), words, height)
+        return drawn(alt.layer(*layers), words, 240)
     border = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=_sizes(points, many))
     label = border.mark_text(align="left", baseline="top", dx=5).encode(
         y=alt.value(4), text=alt.value("several nodes")
     )
     # one by one: the runs' layers share their data
     chart = alt.layer(*layers) + border.mark_rule(strokeDash=[2, 4]) + label
-    return drawn(chart, f"{words} {BORDER}", height)
+    return drawn(chart, f"{words} {BORDER}", 240)
 
 
 def node_border(points: pl.DataFrame) -> float | None:
@@ -83,7 +68,7 @@ def _base(points: pl.DataFrame, many: str) -> alt.Chart:
     replicas_alone = (layout == "") | layout.str.contains(r"^\d")
     named = points.select(
         *("run_id", "split", "source", "world_size", "nodes", "tokens_per_second"),
-        *("ideal_tokens_per_second", "scaling_efficiency", "speedup", "ideal_speedup"),
+        *("scaling_efficiency", "speedup"),
         layout=pl.when(replicas_alone).then(pl.lit("data parallel only")).otherwise(layout),
     )
     return alt.Chart(rows(named)).encode(x=_sizes(points, many))
@@ -91,7 +76,6 @@ def _base(points: pl.DataFrame, many: str) -> alt.Chart:
 
 def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Chart:
     """Return one point per run, coloured by layout, shaped by source, with its run id on hover."""
-    ideal = ("ideal_tokens_per_second", "ideal tokens/s", ",.0f")
     share = ("scaling_efficiency", "efficiency", ".1%")
     return base.mark_point(filled=True, size=110, opacity=0.9).encode(
         y=y,
@@ -99,18 +83,15 @@ def _marks(base: alt.Chart, points: pl.DataFrame, many: str, y: alt.Y) -> alt.Ch
         shape=by_source(points["source"]),
         tooltip=tooltips(
             *("run_id", "split", "source", ("world_size", many, "d"), ("nodes", "", "d")),
-            *(_RATE, ideal, ("speedup", "speed-up", ".2f"), share),
+            *(_RATE, ("speedup", "speed-up", ".2f"), share),
         ),
     )
 
 
-def _is_wide(sizes: pl.Series) -> bool:
-    return max(sizes) >= WIDE * min(sizes)
-
-
 def _sizes(points: pl.DataFrame, many: str) -> alt.X:
     """Return the axis of world sizes, one tick per measured size."""
-    return _size_axis(sorted(set(points["world_size"])), many, log=_is_wide(points["world_size"]))
+    sizes = sorted(set(points["world_size"]))
+    return _size_axis(sizes, many, log=sizes[-1] >= WIDE * sizes[0])
 
 
 def _size_axis(ticks: Sequence[int], many: str, *, log: bool) -> alt.X:

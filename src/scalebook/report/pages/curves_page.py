@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.markup import Markup, bullets, by_cause, join, paragraphs, run_links
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.sections import jump_findings, loss_agreement, loss_findings
@@ -145,10 +145,10 @@ def _steady(data: ReportData) -> Iterator[Markup]:
             percent(shares.max(), 2),  # pyright: ignore[reportArgumentType]
         )
     yield told + "."
-    for row in runs.filter(~pl.col("steady").fill_null(value=False)).iter_rows(named=True):
-        yield Markup("{} ({}) has none: {}").format(
-            run_link(row["run_id"]), row["label"], row["steady_reason"] or "no reason recorded."
-        )
+    others = runs.filter(~pl.col("steady").fill_null(value=False))
+    why = others["steady_reason"].fill_null("No reason is recorded.")
+    for reason, ids in by_cause(zip(why, others["run_id"], strict=True)):
+        yield Markup("No steady state: {} ({})").format(reason, run_links(ids))
 
 
 def _growing(data: ReportData) -> Iterator[Markup]:
@@ -164,7 +164,7 @@ def _growing(data: ReportData) -> Iterator[Markup]:
     if grown.height:
         told = (
             Markup("{} (from {} to {})").format(
-                run_link(row["run_id"]), number(row["first"]), quantity(row["last"], "GiB")
+                run_links([row["run_id"]]), number(row["first"]), quantity(row["last"], "GiB")
             )
             for row in grown.iter_rows(named=True)
         )

@@ -181,7 +181,7 @@ def changed(data: ReportData) -> Iterator[Markup]:
 
 
 def _sentence(ones: Sequence[Configuration]) -> Markup:
-    """Return what a platform reaches with a model: ``H200 trains ... at 10,982 ± 92 ...``."""
+    """Return what a platform reaches with a model: ``H200 trains ... at 10,982 ...``."""
     row = ones[0].row
     parts: list[Markup] = []
     for place, one in enumerate(ones):
@@ -394,7 +394,7 @@ def _next(front: Front) -> Iterator[Markup]:
             rate_ = interval(
                 made.tokens_per_second_per_gpu, made.low, made.high, "tokens/s per GPU"
             )
-            words = "Predicted best on {}: {}, micro batch {}, {} (90\N{NO-BREAK SPACE}%). Run it."
+            words = "Predicted best on {}: {}, micro batch {}, {}, 90\N{NO-BREAK SPACE}%. Run it."
             micro = found.config.micro_batch_size
             yield Markup(words).format(platform, _layout(found), micro, rate_)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, starmap
 from statistics import median
 from typing import Any
 
@@ -290,9 +290,9 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
         room = capacity(row["accelerator"])
         batch = f", micro batch {number(row['micro_batch_size'])}"
         named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
-        told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
-        has = f" of {quantity(room, 'GB')}" if told and room is not None else ""
-        said = Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
+        has = f" of {number(room)}" if room is not None else ""
+        told = f", {number(predicted)}{has} GiB predicted" if predicted is not None else ""
+        said = Markup("{} ({}{})").format(run_link(row["run_id"]), named, told)
         found[None if predicted is None or room is None else predicted > room].append(said)
     for verdict, runs in found.items():
         if runs:
@@ -465,36 +465,29 @@ def _title(cell: Row) -> str:
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
     room = cell["capacity_gib"]
-    return ", ".join(parts) + (f"; {number(room)} GB per device" if room else "")
+    return ", ".join(parts) + (f"; {number(room)} GiB per device" if room else "")
 
 
 def map_findings(data: ReportData) -> Markup:
-    """Return what the maps know and from where, one sentence per map whose verdicts differ."""
+    """Return where memory runs out, one sentence per map, and in how many it does not."""
+    every = list(maps(data))
+    short = [
+        (cell, out)
+        for cell, places in every
+        if (out := places.filter(pl.col("verdict").is_in(["out of memory", "both"]))).height
+    ]
+    words = "In {} of {} no cell runs out of memory; the table says what each rests on."
+    whole = Markup(words).format(len(every) - len(short), count(len(every), "map"))
     none = "No run shows whether its configuration fits, so there is no map."
-    return bullets(_sentences(data), empty=none)
+    return bullets([*starmap(_out, short), *([whole] if every else [])], empty=none)
 
 
-def _sentences(data: ReportData) -> Iterator[Markup]:
-    several = [one for one in maps(data) if one[1].height > 1]
-    alone = sum(places.height == 1 for _, places in maps(data))
-    for cell, places in several[:MOST_MAPS]:
-        kinds = [places.filter(pl.col("kind") == kind).height for kind in KINDS]
-        out = places.filter(pl.col("verdict").is_in(["out of memory", "both"]))
-        words = "<strong>{}</strong>: {}. {} measured, {} inferred, {} predicted."
-        told = Markup(words).format(_title(cell), count(places.height, "cell"), *kinds)
-        yield told + _out(out)
-    if alone:
-        verb = "map has" if alone == 1 else "maps have"
-        yield Markup("{} only one cell, which the table shows.").format(f"{alone} {verb}")
-
-
-def _out(out: pl.DataFrame) -> Markup:
-    if out.is_empty():
-        return Markup(" None runs out of memory.")
+def _out(cell: Row, out: pl.DataFrame) -> Markup:
     cells = out.head(MOST_NAMED).iter_rows(named=True)
     named = (f"{row['row']} at micro batch {row['micro']}" for row in cells)
     more = f" and {out.height - MOST_NAMED} more" if out.height > MOST_NAMED else ""
-    return Markup(" Memory runs out at {}{}.").format(join(named, "; "), more)
+    words = "<strong>{}</strong>: memory runs out at {}{}."
+    return Markup(words).format(_title(cell), join(named, "; "), more)
 
 
 def cells_table(data: ReportData) -> Markup:

@@ -15,6 +15,7 @@ from scalebook.audit import (
     SUFFIXES,
     Audit,
     Check,
+    against_published,
     audit,
     count_claims,
     load,
@@ -24,9 +25,9 @@ from scalebook.audit import (
 )
 from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.results import PublishedResult
+from scalebook.facts.catalog.results import PublishedResult, number_width
 from scalebook.facts.catalog.types import TINY
-from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
+from scalebook.facts.flops import DEFAULT_CONVENTION, published_tflops
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import MODEL, PRECISION, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
@@ -39,7 +40,7 @@ from scalebook.report.base.markup import (
     unreadable,
 )
 from scalebook.report.base.naming import convention_title, is_whole, model_title, titled
-from scalebook.report.base.quantities import NONE, count, listed, number, percent, quantity
+from scalebook.report.base.quantities import NONE, count, listed, number, percent, quantity, times
 from scalebook.report.base.stated import CLAIMS
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.rate_charts import published_field
@@ -49,33 +50,6 @@ _DRAWN = (
     "run_id", "source", "model", "accelerator", "world_size", "sequence_length", "precision",
     "family", "tflops", "where",
 )  # fmt: skip
-_FAMILIES = (("NVFP4", "4 bit"), ("FP8", "8 bit"), ("MXFP8", "8 bit"), ("INT8", "8 bit"))
-
-
-def counted(row: PublishedResult) -> tuple[float | None, str]:
-    """Return TFLOP/s per GPU by the default convention; how it came about, or why there is none.
-
-    Tokens are counted where they are stated; else the claim is converted from its convention.
-    """
-    if row.task != "pretrain":
-        lora = "not every weight is trained, so the count does not apply"
-        why = lora if row.task == "LoRA" else "the lengths of the samples are not stated"
-        return None, f"{row.task}: {why}"
-    if row.model is None:
-        return None, "the catalog lacks the model's shape"
-    if row.sequence_length is None:
-        return None, "no sequence length is stated"
-    rate = row.tokens_per_second_per_gpu
-    if rate is None and row.tokens_per_second and row.world_size:
-        rate = row.tokens_per_second / row.world_size
-    claimed, convention = row.claimed_tflops_per_second_per_gpu, row.flops_convention
-    shape, length, mtp = catalog.model(row.model), row.sequence_length, row.mtp_layers
-    if rate:
-        return model_tflops(rate, shape, length, mtp_layers=mtp), "counted from tokens"
-    if claimed and convention:
-        value = convert_tflops(claimed, shape, length, convention, mtp_layers=mtp)
-        return value, f"converted from {convention_title(convention)}"
-    return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
 
 
 def utilisation(row: PublishedResult, tflops: float | None) -> tuple[float | None, str | None]:
@@ -92,19 +66,13 @@ def utilisation(row: PublishedResult, tflops: float | None) -> tuple[float | Non
     return (tflops / peak, None) if peak else (None, f"no dense {name} peak is known")
 
 
-def family(precision: str | None) -> str:
-    """Return the width of the matrix products' numbers: 16 bit, 8 bit, 4 bit."""
-    words = (precision or "").upper()
-    return next((name for mark, name in _FAMILIES if mark in words), "16 bit" if words else "?")
-
-
 def results() -> tuple[dict[str, Any], ...]:
     """Return one row per published result: what it states, our count, and the reasons for nulls."""
     return tuple(map(_result, catalog.published()))
 
 
 def _result(row: PublishedResult) -> dict[str, Any]:
-    tflops, how = counted(row)
+    tflops, how = published_tflops(row)
     mfu, why = utilisation(row, tflops)
     claimed = row.claimed_tflops_per_second_per_gpu
     return {
@@ -112,7 +80,7 @@ def _result(row: PublishedResult) -> dict[str, Any]:
         "model": row.model or row.model_label or "unknown", "hardware": row.hardware,
         "accelerator": row.accelerator or row.hardware or "unknown",
         "world_size": row.world_size, "sequence_length": row.sequence_length,
-        "precision": row.precision, "family": family(row.precision),
+        "precision": row.precision, "family": number_width(row.precision),
         "rate": row.tokens_per_second_per_gpu, "claimed": claimed,
         "convention": row.flops_convention, "tflops": tflops, "how": how,
         "factor": claimed / tflops if claimed and tflops else None,
@@ -130,7 +98,7 @@ def own(data: ReportData) -> tuple[dict[str, Any], ...]:
             "run_id": row["run_id"], "source": row["source"], "model": row["model"],
             "accelerator": _device(row), "world_size": row["world_size"],
             "sequence_length": row["sequence_length"], "precision": row["precision"],
-            "family": family(row["precision"]), "rate": row["tokens_per_second_per_gpu"],
+            "family": number_width(row["precision"]), "rate": row["tokens_per_second_per_gpu"],
             "tflops": row["model_tflops_per_second_per_gpu"], "mfu": row["mfu"],
             "where": "this report",
         }
@@ -178,9 +146,9 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
     best: dict[tuple[str, str, str], Row] = {}
     for row in sorted(ours, key=lambda row: row["tflops"]):
         best[row["model"], row["accelerator"], row["family"]] = row
-    there: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    there: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for item in known:
-        there[item["model"], item["accelerator"], item["family"]].append(item["tflops"])
+        there[item["model"], item["accelerator"], item["family"]].append(item)
     alone: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (model, device, width), row in best.items():
         same = there.get((model, device, width), [])
@@ -188,13 +156,16 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
             alone[device, width].append(model_title(model))
             continue
         words = (
-            "<strong>{} on {}</strong>, {}: {} ({}); {} from {} to {}, median {}: {} above ours."
+            "<strong>{} on {}</strong>, {}: {} ({}), {} times the best published ({}). {} from {} "
+            "to {}, median {}: {} above ours."
         )
+        rates, top = [one["tflops"] for one in same], max(same, key=lambda one: one["tflops"])
         yield Markup(words).format(
             model_title(model), device, width, quantity(row["tflops"], "TFLOP/s per GPU"),
-            run_link(row["run_id"]), count(len(same), "published result"),
-            *map(number, (min(same), max(same), median(same))),
-            sum(value > row["tflops"] for value in same) or "none",
+            run_link(row["run_id"]), f"{row['tflops'] / top['tflops']:.2f}", _source(top),
+            count(len(same), "published result"),
+            *map(number, (min(rates), max(rates), median(rates))),
+            sum(value > row["tflops"] for value in rates) or "none",
         )  # fmt: skip
     for where, models in alone.items():
         words = "The catalog has no published result on {} in {} of {}."
@@ -210,7 +181,7 @@ def best_by_precision(row: Row) -> dict[str, float]:
     found: dict[str, tuple[float, str]] = {}
     for one in results():
         same = one["model"] == row["model"] and one["sequence_length"] == row["sequence_length"]
-        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(family(one["precision"]))
+        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(number_width(one["precision"]))
         # without a count of its work (LoRA, or tokens of unknown length) a rate says nothing here
         if same and width and one["rate"] and one["tflops"] and one["accelerator"] in alike:
             best = (one["rate"], one["hardware"] or "")
@@ -275,25 +246,8 @@ def _source(row: Row) -> Markup:
 
 
 WRONG = ("impossible", "contradicts")
+_CLAIMED = {"tflops": "Claimed", "best": "Published"}
 MOST_FILES, MOST_ROWS = 50, 500
-VERBS = {
-    "impossible": ("is impossible", "are impossible"),
-    "contradicts": ("contradicts another number", "contradict another number"),
-    "holds": ("holds", "hold"),
-    "possible": ("is possible", "are possible"),
-    "not checkable": ("cannot be checked", "cannot be checked"),
-}
-SAMPLE = """\
-title = "Slides of a vendor"
-source = "slide 12"
-
-[[tables]]
-name = "Throughput"
-line = 1                             # where the first row stands in the source
-given = { gpus = "8", sequence_length = "8192", precision = "bf16" }
-columns = ["label", "model", "accelerator", "tokens_per_second", "mfu"]
-rows = [["8B on one node", "llama3.1-8b", "h100", "72,000", "23.4%"]]
-"""
 
 
 def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
@@ -314,7 +268,7 @@ def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
 
 
 def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Markup:
-    """Return how many claims hold, contradict and cannot be, one sentence per source."""
+    """Return where the claims come from, what could not be read, and a file to copy."""
     own = any(path.is_file() for path in (runs / CLAIMS).glob("*"))
     words = (
         "These are the files of the folder claims next to the runs."
@@ -323,17 +277,8 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
         "To audit your own, put the document (.md, .html, .csv, .tsv) or a file of its printed "
         "numbers into the folder claims next to the runs; 'scalebook audit --sample' prints one."
     )
-    items = [Markup("{}").format(words), *map(_sentence, found)]
-    failed = unreadable(problems)
-    sample = to_copy(f"{CLAIMS}/slides.toml", SAMPLE)
-    return bullets(items) + failed + sample
-
-
-def _sentence(one: Audit) -> Markup:
-    counts = one.counts()
-    parts = ", ".join(count(counts[name], *VERBS[name]) for name in ORDER if counts[name])
-    total = count(sum(counts.values()), "claim")
-    return Markup("<strong>{}</strong>: {}: {}.").format(one.claims.title, total, parts)
+    sample = to_copy(f"{CLAIMS}/slides.toml", sample_text("example"))
+    return (paragraphs(words) if found else Markup("")) + unreadable(problems) + sample
 
 
 def verdicts(found: Sequence[Audit]) -> Markup:
@@ -364,11 +309,36 @@ def contradictions(found: Sequence[Audit]) -> Markup:
     return table(rows[:MOST_ROWS], columns, "contradictions", empty=none) + paragraphs(*cut)
 
 
+def next_to_published(found: Sequence[Audit]) -> Markup:
+    """Return each claimed rate next to the best published one of its kind, the boldest first."""
+    rows: list[dict[str, Any]] = [
+        {
+            "claim": f"{row.label} ({audited.claims.title}{_line(row.line)})",
+            "tflops": one.tflops, "best": one.best_tflops,
+            "ratio": one.tflops / one.best_tflops, "where": one.where, "url": one.best.url,
+        }
+        for audited in found
+        for row, one in against_published(audited.claims)
+    ]  # fmt: skip
+    rows.sort(key=lambda row: -row["ratio"])
+    columns = (
+        text("claim", "Claim", wide=True),
+        *(plain(name, words, "TFLOP/s per GPU") for name, words in _CLAIMED.items()),
+        Column("ratio", "Ratio", lambda row: times(row["ratio"]), hint="claimed over published"),
+        Column("where", "The best published", _source, numeric=False, wide=True),
+    )
+    none = "No claim states a rate of a model, device and precision that others published."
+    return table(rows, columns, "standings", empty=none)
+
+
+def _line(line: int | None) -> str:
+    return f", line {line}" if line else ""
+
+
 def _row(one: Audit, check: Check) -> Row:
     parts = (check.rule, check.arithmetic, check.note, check.remark)
-    line = f", line {check.line}" if check.line else ""
     return {
-        "claim": f"{check.label} ({one.claims.title}{line})",
+        "claim": f"{check.label} ({one.claims.title}{_line(check.line)})",
         "field": check.field.replace("_", " "), "stated": check.stated,
         "expected": check.expected, "verdict": check.verdict,
         "why": titled("; ".join(part for part in parts if part)),

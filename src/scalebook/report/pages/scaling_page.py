@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +17,9 @@ from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.html_tables import Column, Row, plain, share, text
 from scalebook.report.base.html_tables import table as html_table
-from scalebook.report.base.markup import Markup, bullets, join, opened, run_links
+from scalebook.report.base.markup import Markup, bullets, join, opened
 from scalebook.report.base.naming import units
-from scalebook.report.base.quantities import count, number, percent, quantity
+from scalebook.report.base.quantities import count, number, percent
 from scalebook.report.base.scaling_series import ScalingSeries, point
 from scalebook.report.charts import Figures, by_size
 from scalebook.report.charts.css_charts import Dot
@@ -31,7 +30,7 @@ from scalebook.settings import names
 _SIZE = ("world_size", "nodes", "global_batch_size")
 _LAYOUT = (*(name for name in names("layout") if name not in _SIZE), "recompute")
 MOST_POINTS = 60  # of a drawn law
-MOST_SERIES = 20  # groups of runs that are drawn, each in three charts; the table has all
+MOST_SERIES = 20  # groups of runs that are drawn, each in a chart; the table has all
 MOST_DRAWN = 12  # laws, those through most sizes; the sentences and the table have more
 
 
@@ -131,8 +130,7 @@ def _with_law(found: Sequence[ScalingSeries]) -> list[tuple[Arm, FittedLaw]]:
 
 
 def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
-    """Yield each law, then why others have none, and what limits the projections, each once."""
-    limits: Counter[str] = Counter()
+    """Yield each law, then why others have none; the table has what they project."""
     silent: dict[str, list[str]] = {}
     for arm in arms(found):
         law = arm.law()
@@ -140,65 +138,37 @@ def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
             silent.setdefault(law, []).append(arm.title)
         else:
             head = Markup("<strong>{}</strong>: ").format(arm.title)
-            yield head + join(_law_words(arm, law), " ")
-            reach = arm.project(arm.sizes[-1]).limit_world_size
-            if refused := arm.project(2 * reach).reason:
-                limits[refused] += 1
+            yield head + _law_words(arm, law)
     for why, titles in silent.items():
         words = "Nothing is fitted or projected for {}. {} {}"
         those = opened("These sets", join(titles, "; "))
         yield Markup(words).format(count(len(titles), "set of runs", "sets of runs"), why, those)
-    for refused, many in limits.items():
-        yield Markup("Limit of {}: {}").format(count(many, "projection"), refused)
 
 
-def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
+def _law_words(arm: Arm, law: FittedLaw) -> Markup:
     parts = [f"{number(value * 1e6)} ({name})" for name, value in law.coefficients]
     same = law.alternatives - 1
     others = (
         f"; {count(same, 'other law')} {'fits' if same == 1 else 'fit'} as well" if same else ""
     )
-    yield Markup("the base is {}. A token takes {} µs of a GPU, with a scatter of {}{}.").format(
+    return Markup("the base is {}. A token takes {} µs of a GPU, with a scatter of {}{}.").format(
         measured_scaling([*map(point, arm.runs)]).base_text, join(parts, " + "),
         percent(law.relative_scatter, 2), others,
     )  # fmt: skip
-    reach = arm.project(arm.sizes[-1]).limit_world_size
-    if reach > arm.sizes[-1]:
-        yield _projected(arm.project(reach), arm)
-
-
-def _projected(one: Projection, arm: Arm) -> Markup:
-    if one.reason is not None or one.low is None:
-        return Markup("Nothing is projected to {}: {}").format(one.world_size, one.reason)
-    top = number(one.high) if one.high is not None else "no upper bound"
-    return Markup(
-        "It is projected to {} {} at most, which nobody has measured: {} ({} to {}), an "
-        "efficiency of {}."
-    ).format(
-        one.world_size,
-        arm.many,
-        quantity(one.tokens_per_second, "tokens/s"),
-        number(one.low),
-        top,
-        percent(one.scaling_efficiency),
-    )
 
 
 def _mixed(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
     """Yield the groups whose sizes differ in more than size, so that no law can be fitted."""
     together = {arm.group for arm in arms(found)}
-    for item in found:
-        if item.base["platform"] == "cpu":
-            words = (
-                "<strong>{}</strong>: processes share one machine's cores, so nothing is fitted."
-            )
-            yield Markup(words).format(item.group)
-        elif item.group not in together:
-            words = (
-                "<strong>{}</strong>: runs of different size differ in layout, batch or "
-                "recomputation too ({}), so they show neither weak nor strong scaling."
-            )
-            yield Markup(words).format(item.group, run_links(item.points["run_id"].head(4)))
+    shared = [item.group for item in found if item.base["platform"] == "cpu"]
+    mixed = [item.group for item in found if item.group not in (*together, *shared)]
+    for groups, why in (
+        (shared, "processes share one machine's cores, so nothing is fitted"),
+        (mixed, "layout, batch or recomputation differ with the size, so no law can be fitted"),
+    ):
+        if groups:
+            those = opened("These groups", join(groups, "; "))
+            yield Markup("In {} {}. {}").format(count(len(groups), "group"), why, those)
 
 
 def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
@@ -246,10 +216,10 @@ def projections(found: Sequence[ScalingSeries]) -> Markup:
     return html_table(rows, columns, "projections")
 
 
-def charts(found: Sequence[ScalingSeries], field: str) -> Figures | None:
-    """Return a chart of a field by size for each series; None where there is none."""
+def charts(found: Sequence[ScalingSeries]) -> Figures | None:
+    """Return a chart of the efficiency by size for each series; None where there is none."""
     return Figures.of(
-        (item.group, by_size(item.points, units(item.base["platform"])[1], field))
+        (item.group, by_size(item.points, units(item.base["platform"])[1]))
         for item in found[:MOST_SERIES]
     )
 
