@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from train_forked import _free_port
-from train_worlds import SMALL, environment
+from train_worlds import SMALL, environment, train
 
 from scalebook.facts import catalog
 from scalebook.facts.memory import activations
@@ -73,3 +73,13 @@ def test_a_group_of_layers_keeps_one_input(kept: dict[tuple[str, str], int]) -> 
     inputs = TOKENS * 128 * 4
     one, two, four = (kept[LLAMA, f"groups of {size}"] for size in (1, 2, 4))
     assert (one - two, two - four) == (2 * inputs, inputs)  # 4, 2 and 1 of 4 layers
+
+
+def test_a_recomputed_mlp_with_biases_trains_as_one_that_is_kept(tmp_path: Path) -> None:
+    """Its bias leaves the checkpoint: as an output of that it would be recomputed without end."""
+    asked = {"model": GPT, "global_batch_size": 2, "steps": 2, "warmup_steps": 0}
+    again = {"recompute": "selective", "recompute_modules": "mlp", "time_limit_seconds": 60}
+    kept, made = (train(tmp_path / f"{len(more)}", **asked, **more) for more in ({}, again))
+    assert (kept.code, made.code) == (0, 0), made.log
+    assert made.losses == kept.losses
+    assert [one.grad_norm for one in made.steps] == [one.grad_norm for one in kept.steps]

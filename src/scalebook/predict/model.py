@@ -43,7 +43,7 @@ _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 # Intervals written down before runs that no other resembled, and those that held: fewer than 90 %.
 # And how many of these runs are in today's intervals, of the runs before each round.
-WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 202, 147, 184
+WRITTEN_BEFORE, HELD_BEFORE, HELD_NOW = 224, 166, 204
 _WIDEST = 10.0  # of an interval, its end over its start: beyond it a rate is of no use
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 

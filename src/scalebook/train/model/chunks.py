@@ -95,6 +95,9 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         local.remake_norms(chunk)
     if run.offload_layers:
         remake.install(chunk, run.offload_layers)
+    if shape.mlp_bias and "mlp" in run.recomputation.modules:
+        for layer in chunk.decoder.layers:
+            layer.mlp.register_forward_hook(remake.part_bias)
     if on.fused_weight_gradient:
         vocabulary.install_embedding(chunk)
     return chunk
