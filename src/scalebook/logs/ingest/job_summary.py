@@ -269,10 +269,13 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
+def _averaged(numbers: RunMetrics) -> bool:
+    return numbers.status in ("completed", "interrupted")
+
+
 def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return the settings that nobody states and that the rate, or else MFU, needs."""
-    averaged = numbers is not None and numbers.status in ("completed", "interrupted")
-    if numbers is None or not averaged or numbers.mfu is not None:
+    if numbers is None or not _averaged(numbers) or numbers.mfu is not None:
         return []
     sizes = [] if numbers.tokens_per_second_per_gpu else ["world_size", "global_batch_size"]
     needed = (*sizes, "sequence_length", "model", "platform", "precision")
@@ -290,6 +293,8 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     tflops = recount(job, known)
     notes = packing(known)
     trace = object_of(job.details.get("breakdown"))
+    missing = _missing(job, known, numbers) if kind == "training" else []
+    no_mfu = numbers and numbers.tokens_per_second_per_gpu and not missing and numbers.mfu_reason
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -301,7 +306,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         **medians(job, known),
         **{name: numbers and getattr(numbers, of) for name, of in _MEASURED.items()},
         "void": numbers.reason if numbers and numbers.status == "void" else None,
-        "missing": _missing(job, known, numbers) if kind == "training" else [],
+        "missing": missing,
         "loss_first": losses[0],
         "loss_last": losses[-1],
         "model": known.values.get("model"),
@@ -318,6 +323,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *([f"No MFU: {no_mfu}"] if no_mfu else []),
             *([reason] if status == "completed" and reason else []),
             *([trace["reason"]] if trace.get("reason") else []),
             *notes,

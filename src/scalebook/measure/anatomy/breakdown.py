@@ -174,6 +174,7 @@ def with_bits(totals: dict[int, float], wanted: int, any_of: int = -1, without: 
 TOP = 20
 _MICROSECOND = 1e-6
 _MOST_INVALID = 0.02  # a share of events without a valid time, above which nothing can be said
+_MOST_INSIDE = 0.2  # of those within another of their stream: one wrong length covers many
 _WINDOW, _COMMUNICATION, _DATA = 1, 2, 4
 _PHASE_BITS = tuple(8 << index for index in range(len(PHASES)))
 _COMPUTE = sum(_PHASE_BITS)
@@ -235,7 +236,7 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
 
 
 def _invalid(trace: Trace) -> str | None:
-    """Return why events without a time make a breakdown wrong; None where they are few."""
+    """Return why events with wrong times make a breakdown wrong; None where they are few."""
     kernels = trace.invalid_kernels + len(trace.kernels)
     for bad, every, what in (
         (trace.invalid_kernels, kernels, "device events"),
@@ -246,7 +247,26 @@ def _invalid(trace: Trace) -> str | None:
                 f"{bad:,} of {every:,} {what} have no valid time (neither start nor length, or "
                 "text): what ran in the steps is not known. Profile again."
             )
+    inside, kernels = _inside_others(trace), len(trace.kernels)
+    if inside > max(_MOST_INSIDE * kernels, 10):
+        return (
+            f"{inside:,} of {kernels:,} device events begin and end within another of their "
+            "stream, whose length is wrong: what ran in the steps is not known. Profile again."
+        )
     return None
+
+
+def _inside_others(trace: Trace) -> int:
+    """Return how many kernels run within another of their stream, but for those of one graph."""
+    rows, inside = trace.kernels, 0
+    longest: dict[int, int] = {}  # of each stream, the row that ends last so far
+    for row in sorted(range(len(rows)), key=lambda row: (rows.start[row], -rows.stop[row])):
+        other = longest.setdefault(rows.where[row], row)
+        if rows.stop[row] >= rows.stop[other]:
+            longest[rows.where[row]] = row
+        elif not 0 < trace.correlations[row] == trace.correlations[other]:
+            inside += rows.start[row] > rows.start[other]
+    return inside
 
 
 def _measured(
