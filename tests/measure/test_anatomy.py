@@ -818,3 +818,9 @@ def test_kernels_of_one_graph_may_run_within_one_another(tmp_path: Path):
     others = [kernel("gemm", at, at + 20, 5) for at in range(100, 900, 25)]
     events = [host("scalebook.step", 0, 1000), launch(5, 10), kernel("comm", 70, 970, 5), *others]
     assert reduced(tmp_path, *events).reason is None
+
+
+def test_launches_without_a_kernel_give_no_anatomy(tmp_path: Path):
+    calls = [launch(number, 10 * number) for number in range(1, 50)]
+    found = reduced(tmp_path, host("scalebook.step", 0, 1000), op("aten::mm", 5, 900), *calls)
+    assert found.parts.idle_seconds is None and "no kernel" in (found.reason or "")

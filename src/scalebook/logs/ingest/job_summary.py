@@ -269,13 +269,10 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
-def _averaged(numbers: RunMetrics) -> bool:
-    return numbers.status in ("completed", "interrupted")
-
-
 def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return the settings that nobody states and that the rate, or else MFU, needs."""
-    if numbers is None or not _averaged(numbers) or numbers.mfu is not None:
+    averaged = numbers is not None and numbers.status in ("completed", "interrupted")
+    if numbers is None or not averaged or numbers.mfu is not None:
         return []
     sizes = [] if numbers.tokens_per_second_per_gpu else ["world_size", "global_batch_size"]
     needed = (*sizes, "sequence_length", "model", "platform", "precision")

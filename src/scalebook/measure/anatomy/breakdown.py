@@ -213,6 +213,8 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
     """Return the breakdown of a trace's steps, in seconds of one step."""
     if fault is None and trace.dropped:
         fault = f"The trace holds {trace.dropped:,} events too many. Profile fewer steps."
+    if fault is None and len(trace.launches) and not len(trace.kernels):
+        fault = "The trace holds launches and no kernel: what the device did is not known."
     fault = fault or _invalid(trace)
     if fault is not None:
         return Breakdown(rank=rank, reason=fault)
@@ -238,21 +240,15 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
 def _invalid(trace: Trace) -> str | None:
     """Return why events with wrong times make a breakdown wrong; None where they are few."""
     kernels = trace.invalid_kernels + len(trace.kernels)
-    for bad, every, what in (
-        (trace.invalid_kernels, kernels, "device events"),
-        (trace.invalid, trace.invalid + trace.timed, "events"),
+    no_time = "events have no valid time (neither start nor length, or text)"
+    inside = "device events lie within another of their stream, whose length is wrong"
+    for bad, every, share, what in (
+        (trace.invalid_kernels, kernels, _MOST_INVALID, f"device {no_time}"),
+        (trace.invalid, trace.invalid + trace.timed, _MOST_INVALID, no_time),
+        (_inside_others(trace), kernels, max(_MOST_INSIDE, 10 / max(kernels, 1)), inside),
     ):
-        if bad > _MOST_INVALID * every:
-            return (
-                f"{bad:,} of {every:,} {what} have no valid time (neither start nor length, or "
-                "text): what ran in the steps is not known. Profile again."
-            )
-    inside, kernels = _inside_others(trace), len(trace.kernels)
-    if inside > max(_MOST_INSIDE * kernels, 10):
-        return (
-            f"{inside:,} of {kernels:,} device events begin and end within another of their "
-            "stream, whose length is wrong: what ran in the steps is not known. Profile again."
-        )
+        if bad > share * every:
+            return f"{bad:,} of {every:,} {what}: what ran is not known. Profile again."
     return None
 
 
