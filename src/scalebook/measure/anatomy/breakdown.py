@@ -253,7 +253,7 @@ def _invalid(trace: Trace) -> str | None:
 
 
 def _inside_others(trace: Trace) -> int:
-    """Return how many kernels run within another of their stream, but for those of one graph."""
+    """Return how many kernels run within another of their stream; those of one graph may."""
     rows, inside = trace.kernels, 0
     longest: dict[int, int] = {}  # of each stream, the row that ends last so far
     for row in sorted(range(len(rows)), key=lambda row: (rows.start[row], -rows.stop[row])):
