@@ -295,3 +295,15 @@ def test_layers_that_do_not_divide_by_the_stages_are_illegal_as_stated(ask):
     code, result = ask(*words)
     assert (code, result["legal_with"]) == (1, {"last_pipeline_stage_layers": 5})
     assert ask(*words, "--last-pipeline-stage-layers", "5")[0] == 0
+
+
+def test_a_model_that_is_not_trained_here_may_be_legal_elsewhere(ask) -> None:
+    layout = ("--gpus", "64", "--nodes", "16", "--tensor-parallel-size", "4")
+    layout += ("--pipeline-parallel-size", "8", "--expert-parallel-size", "4")
+    asked = ("check", "--model", "nemotron-3-super-120b", "--platform", "gh200", *layout)
+    code, result = ask(*asked, "--global-batch-size", "64")
+    assert (code, result["legal"], result["trained_here"]) == (0, True, False)
+    assert (result["data_parallel_size"], result["num_microbatches"]) == (2, 32)
+    assert result["memory_gib"] is None and "no engine here" in result["fits_reason"]
+    code, result = ask(*asked, "--global-batch-size", "63")
+    assert (code, result["legal"]) == (1, False)

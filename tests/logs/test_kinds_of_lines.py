@@ -224,3 +224,96 @@ def test_memory_may_stand_before_that_of_the_device(tmp_path):
     path.write_text(line.format(n=1) + line.format(n=2))
     (job,) = logs.read(path).jobs
     assert job.table.values("allocated_gib") == [7.8, 7.8]
+
+
+def of_trainer(n: int, seconds: int, **more: float) -> str:
+    """Return a record of the Trainer and its bar behind it, 10 steps after the one before."""
+    row = {"loss": 3 - n / 100, "learning_rate": 1e-5, "epoch": n / 100, **more}
+    return f"{row}\n {n}%|# | {n}/100 [{seconds // 60:02}:{seconds % 60:02}<01:00,  2.00s/it]\n"
+
+
+TRAINER = (
+    "***** Running training *****\n  Instantaneous batch size per device = 1\n"
+    "  Total train batch size (w. parallel, distributed & accumulation) = 4\n"
+    "  Gradient Accumulation steps = 1\n  Total optimization steps = 100\n"
+)
+
+
+def test_an_evaluation_between_records_is_not_in_the_rate(tmp_path):
+    """Four steps take 20 s; every fifth record holds 25 s of an evaluation."""
+    text, seconds = TRAINER, 0
+    for n in range(4, 101, 4):
+        text += "{'eval_loss': 2.0, 'eval_runtime': 25.0}\n" * (n % 20 == 0)
+        seconds += 45 if n % 20 == 0 else 20
+        text += of_trainer(n, seconds)
+    (found,) = summaries(_file(tmp_path, text), {"sequence_length": 512, "world_size": 4})
+    assert found["tokens_per_second_per_gpu"] == 4 * 512 / 5.0 / 4
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    return path
+
+
+def test_how_a_model_is_split_counts_for_the_gpus_that_a_log_implies(tmp_path):
+    """A batch of 4 of micro batches of 1 has 4 replicas, of 2 GPUs each."""
+    text = TRAINER + "".join(of_trainer(n, 2 * n) for n in range(10, 60, 10))
+    (found,) = summaries(_file(tmp_path, text), {"tensor_parallel_size": 2, "world_size": 8})
+    assert (found["world_size"], found["data_parallel_size"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("of", "trained"), [("2,000", "part"), ("1,000", "all")])
+def test_a_log_that_counts_what_is_trained_says_whether_it_is_all(tmp_path, of, trained):
+    said = f"Trainable parameters = 1,000 of {of} (100.00% trained)\n"
+    text = said + TRAINER + of_trainer(10, 20) + of_trainer(20, 40)
+    (job,) = logs.read(_file(tmp_path, text)).jobs
+    assert job.settings["trained"] == trained
+
+
+def test_tests_of_verl_are_not_in_the_rate(tmp_path):
+    """A step of 60 s has 600,000 tokens on 8 GPUs; every fifth takes 40 s more to test."""
+    text = ""
+    for n in range(1, 21):
+        tested, rate = ("timing_s/testing:40.0 - ", 750) if n % 5 == 0 else ("", 1250)
+        seconds = 100 if tested else 60
+        text += f"step:{n} - actor/pg_loss:0.1 - {tested}timing_s/step:{seconds}.0 - "
+        text += f"perf/total_num_tokens:600000 - perf/throughput:{rate}\n"
+    (found,) = summaries(_file(tmp_path, text), {"world_size": 8})
+    assert found["tokens_per_second_per_gpu"] == pytest.approx(1250, rel=1e-3)
+
+
+def test_the_rate_of_axolotl_is_that_of_its_totals(tmp_path):
+    """The printed rate is of one of 4 micro batches; a step trains 8,000 tokens in 2 s."""
+    more = "tokens/train_per_sec_per_gpu"
+    rows = (
+        of_trainer(n, 2 * n, **{more: 1000, "tokens/total": 800 * n}) for n in range(10, 60, 10)
+    )
+    found = read(tmp_path, TRAINER + "".join(rows))
+    assert found["tokens_per_second_median"] == 400
+
+
+def test_a_table_of_lightning_has_rates_of_a_device_and_the_time_since_the_start(tmp_path):
+    head = "epoch,step,train/device/items_per_sec,train/device/flops_per_sec,train/device/mfu"
+    rows = [f"0,{n},4096.0,2.0e14,0.2,{30 + n},{9 - n / 10}" for n in range(5, 60, 5)]
+    found = read(tmp_path, "\n".join([f"{head},train/time,train_loss", *rows]) + "\n", "m.csv")
+    names = ("step_seconds_median", "tokens_per_second_per_gpu_median", "mfu_logged_median")
+    assert [found[name] for name in names] == [1, 4096, 0.2]
+    assert found["tflops_per_second_per_gpu_logged_median"] == 200
+
+
+def test_a_rate_without_mfu_says_why(tmp_path):
+    text = "  seq_length ... 2048\n  fp8 ............ hybrid\n" + "".join(
+        map(iteration, (1, 2, 3, 4))
+    )
+    told = {"model": "llama3.1-8b", "platform": "h100", "world_size": 8, "precision": "fp8"}
+    (found,) = summaries(_file(tmp_path, text), {**told, "sequence_length": 2048})
+    assert any(one.startswith("No MFU: An FP8 run") for one in found["warnings"])
+
+
+def test_a_step_time_of_two_levels_without_tokens_has_no_median(tmp_path):
+    text = "".join(
+        f"step {n} loss {9 - n / 50:.2f} step_time {(0.1 if n < 60 else 0.3) + n % 3 / 1000}s\n"
+        for n in range(1, 121)
+    )
+    assert read(tmp_path, text)["step_seconds_median_of_rate"] is None

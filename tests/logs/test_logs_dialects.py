@@ -63,7 +63,7 @@ RECORDS = [
     ("slime.log", "slime", 2, 0, 1, 1, 36.0, 32.0, 155.0, 0.5, 0.25),
     ("nemo_rl.log", "nemo-rl", 2, 1, 2, 1, 41.0, 40.0, None, 0.75, 0.625),
     ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
-    ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
+    ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 404.0, None, None),
     ("trainer_state.json", "hf-trainer-state", 2, 20, 40, 20, 2.5, 2.5, None, 3.5, 3.25),
     ("golden_values.json", "megatron-golden-values", 4, 1, 4, 1, 0.26, 0.26, None, 10.5, 10.0),
     ("autotuning_metrics.json", "deepspeed-autotuning", 1, None, None, None, 0.128, None, 55.0,

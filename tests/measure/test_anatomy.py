@@ -800,3 +800,27 @@ def test_there_is_no_theory_of_a_run_whose_sizes_are_unknown_or_do_not_fit(
     assert step_anatomy(run_of(tmp_path, **SIZES | change)).theory is None
     least = {"global_batch_size": 8, "pipeline_parallel_size": 2}
     assert step_anatomy(run_of(tmp_path, **SIZES | least)).theory is not None
+
+
+@pytest.mark.parametrize(("length", "known"), [(20.0, True), (900.0, False)])
+def test_a_kernel_whose_length_covers_others_of_its_stream_gives_no_anatomy(
+    length: float, known: bool, tmp_path: Path
+):
+    """One length that overflows covers the rest of its stream; kernels of a stream run in turn."""
+    others = [kernel("gemm", at, at + 20) for at in range(100, 900, 25)]
+    events = [host("scalebook.step", 0, 1000), kernel("attention", 70, 70 + length), *others]
+    found = reduced(tmp_path, *events)
+    assert (found.kernel_seconds is not None) is known
+    assert ("32 of 33" in (found.reason or "")) is not known
+
+
+def test_kernels_of_one_graph_may_run_within_one_another(tmp_path: Path):
+    others = [kernel("gemm", at, at + 20, 5) for at in range(100, 900, 25)]
+    events = [host("scalebook.step", 0, 1000), launch(5, 10), kernel("comm", 70, 970, 5), *others]
+    assert reduced(tmp_path, *events).reason is None
+
+
+def test_launches_without_a_kernel_give_no_anatomy(tmp_path: Path):
+    calls = [launch(number, 10 * number) for number in range(1, 50)]
+    found = reduced(tmp_path, host("scalebook.step", 0, 1000), op("aten::mm", 5, 900), *calls)
+    assert found.parts.idle_seconds is None and "no kernel" in (found.reason or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 REQUIRED = ("model", "platform")
 DEFAULT_SEQUENCE_LENGTH = 4096
 ILLEGAL = "the configuration is illegal"
+FOREIGN = "no engine here trains its layers"
 MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
 
 
@@ -131,15 +132,19 @@ def answer(asked: Request) -> dict[str, Any]:
 
     config, shape = asked.config, asked.shape
     case = legality.Case(config, shape, asked.accelerator, asked.gpus_per_node)
-    problems = legality.check(case)
+    found = legality.check(case)
+    foreign = [one for one in found if (one.rule, one.severity) == ("engine", "error")]
+    problems = tuple(replace(one, severity="warning") if one in foreign else one for one in found)
     legal = legality.is_legal(problems)
-    estimate, fit = legality.fitting(case) if legal else (None, None)
+    counted = legal and not foreign  # memory and traffic are those of layers that are trained here
+    estimate, fit = legality.fitting(case) if counted else (None, None)
     last = "last_pipeline_stage_layers"
     assumed = {last: asked.defaults[last]} if legal and last in asked.defaults else {}
     stated = case.of(config.model_copy(update=dict.fromkeys(assumed, 0)))
     uneven = [one for one in legality.check(stated) if assumed and one.rule == "layers"]
     return {
         "legal": legal and not uneven,
+        "trained_here": not foreign,
         "legal_with": assumed if uneven else {},
         "problems": said((*problems, *uneven), "error"),
         "warnings": said(problems, "warning"),
@@ -148,10 +153,10 @@ def answer(asked: Request) -> dict[str, Any]:
         "memory_stage": estimate.worst.stage if estimate else None,
         "host_memory_gib": estimate.host_gib if estimate else None,
         "fits": fit.fits if fit else None,
-        "fits_reason": fit.reason if fit else "not predicted: the configuration is illegal",
+        "fits_reason": fit.reason if fit else f"not predicted: {FOREIGN if legal else ILLEGAL}",
         "device_memory_gib": asked.accelerator.memory_gb if asked.accelerator else None,
         "advice": list(fit.advice) if fit else [],
-        **_communication(config, shape, legal),
+        **_communication(config, shape, counted),
         "data_parallel_size": config.data_parallel_size if legal else None,
         "num_microbatches": config.num_microbatches if legal else None,
         "config": config.model_dump(),
@@ -350,6 +355,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     from scalebook.cli.predict import predicted_line
 
     config, verdict = asked.config, "legal" if result["legal"] else "illegal"
+    if result["legal"] and not result["trained_here"]:
+        verdict += " by the rules of Megatron-LM; no run of it can start here"
     for name, size in result["legal_with"].items():
         parts = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
         verdict += f" as stated: {asked.shape.num_layers} layers do not divide by {parts}; legal "

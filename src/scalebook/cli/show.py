@@ -248,9 +248,7 @@ def _against_parts(parts: dict[str, Any]) -> str:
     line = (
         f"{share} than the sum of its parts as predicted from {of} (90 % of runs: {low} to {high})."
     )
-    if parts["fraction"] <= parts["high"]:
-        return line
-    return f"{line} Suspect: {parts['suspect']}."
+    return f"{line} Suspect: {parts['suspect']}." if parts["fraction"] > parts["high"] else line
 
 
 def _lines(found: Diagnosis, numbers: RunMetrics) -> Iterator[str]:

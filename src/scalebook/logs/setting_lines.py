@@ -296,13 +296,13 @@ def batch_in_name(text: str) -> Iterator[tuple[str, int]]:
 
 
 def partial_training(line: str) -> str | None:
-    """Return what a line says was trained if that is not all of the weights, else None."""
+    """Return what a line says was trained, such as LoRA, part or all; None if it does not."""
     found = _PARTIAL.search(line)
     if found:
         return (found["kind"] or found["bracket"] or "LoRA").lower()
     counted = _COUNTED.search(line)
     if counted:
-        return "part" if number(counted[1]) < number(counted[2]) else None
+        return "part" if number(counted[1]) < number(counted[2]) else "all"
     frozen = _FROZEN.search(line)
     return "part" if frozen and number(frozen[1]) > 0 else None
 
@@ -326,9 +326,7 @@ def _value(name: str, text: str) -> tuple[str, Value] | None:
     if ours is None or not text[:1].isdigit():
         return None
     value = number(text)
-    if not value.is_integer() or value < 1:
-        return None
-    return ours, int(value)
+    return (ours, int(value)) if value.is_integer() and value >= 1 else None
 
 
 def dotted(line: str) -> tuple[str, Value] | None:

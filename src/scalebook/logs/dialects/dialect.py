@@ -217,7 +217,7 @@ class LineDialect(Dialect):
         if found := setting_lines.device_in(f"{line}\n{after}"):
             self.out.device(found)
         if part := setting_lines.partial_training(line):
-            self.out.tell("trained", part)
+            self.out.tell("trained", part, weak=part == "all")
         if setting_lines.packs(line):
             self.out.tell("packed_sequences", True)
 

@@ -12,15 +12,7 @@ from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.dialects.rows import Rows
 from scalebook.logs.job import Job
-from scalebook.logs.numbers import (
-    LARGEST,
-    MISSING,
-    clock_seconds,
-    columns,
-    number,
-    rounding,
-    whole,
-)
+from scalebook.logs.numbers import LARGEST, MISSING, clock_seconds, columns, number, rounding, whole
 from scalebook.logs.pairs import BAR, bar_seconds, bar_state, seconds_from, tokens_from_totals
 from scalebook.logs.source import split_rank
 
@@ -275,6 +267,7 @@ class HFTrainer(LineDialect):
             return True
         last = entries.get("current_steps", "") == entries.get("total_steps")
         if not all(entries.keys() & some for some in _RECORD):
+            self.out.held |= "eval_runtime" in entries
             if last and "eval_loss" not in entries:  # LLaMA-Factory's last line has no loss
                 self._ended, self._progress.reached = True, whole(entries["total_steps"])
             return False
@@ -311,6 +304,7 @@ class HFTrainer(LineDialect):
         elif runtime:
             row["clock"] = number(runtime)
         self.out.goes_on()
+        row["held"], self.out.held = float(self.out.held), False
         self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
         return True
 

@@ -164,6 +164,7 @@ class Verl(LineDialect):
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
     _COLUMNS: ClassVar = names("verl")
+    _HOLDS = ("testing", "save_checkpoint")  # in the time of the step
     _row: dict[str, float] | None = None  # of the line before
 
     def line(self, line: str) -> bool:
@@ -189,6 +190,7 @@ class Verl(LineDialect):
                 self.out.job.table.amend(column, row[column])
         elif row and not (self.cut and "seconds" not in row and len(self.out.job.table)):
             head = {"step": float(found[1]), "clock": self.clock(line[: found.start()])}
+            self.out.held |= any(cells.get(f"timing_s/{name}", 0) > 0 for name in self._HOLDS)
             self.out.step(row | head, total=total)
             self._row = row
         return True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD, STEP_TFLOPS, STEP_TIME, IterationDialect
-from scalebook.logs.numbers import clock_of, half_unit, integer, number
+from scalebook.logs.numbers import MISSING, clock_of, half_unit, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 
@@ -21,7 +22,8 @@ class MegatronLM(IterationDialect):
 class Progress(LineDialect):
     """``progress.txt`` (--log-progress): a line per checkpoint, with the totals of all jobs so far.
 
-    The time between checkpoints holds the saving of one.
+    The time between checkpoints holds the saving of one. The throughput is the mean since the job
+    started: here it is that since its first checkpoint, which leaves the start out.
     """
 
     name = "megatron-progress"
@@ -35,6 +37,7 @@ class Progress(LineDialect):
 
     _coarse = 0.0  # tokens that a difference of two totals may be off by
     _MOST_OFF = 0.02
+    _began, _first = MISSING, (MISSING, MISSING)  # of this start; seconds and work by then
 
     def line(self, line: str) -> bool:
         """Take the line of a checkpoint, or of a job that starts."""
@@ -42,10 +45,19 @@ class Progress(LineDialect):
         if gpus is None:
             return False
         self.out.tell("world_size", integer(gpus[1]))
-        found = self._RECORD.search(line)
+        found, clock = self._RECORD.search(line), clock_of(line)
         if found is None:
+            self._began, self._first = clock, (MISSING, MISSING)
             return False
-        row = {"step": float(found[1]), "tflops_per_gpu": number(found[2]), "clock": clock_of(line)}
+        spent, work = clock - self._began, number(found[2]) * (clock - self._began)
+        row = {"step": float(found[1]), "clock": clock}
+        if spent > self._first[0]:
+            row["tflops_per_gpu"] = (work - self._first[1]) / (spent - self._first[0])
+        elif math.isnan(self._first[0]):
+            self._first = (spent, work)
+            self.out.job.note(
+                "TFLOP/s are since a job's first checkpoint: its mean holds the start."
+            )
         tokens = self._TOKENS.search(line)
         if tokens:
             row["consumed_tokens"] = number(tokens[1]) * 1e9

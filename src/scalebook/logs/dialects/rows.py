@@ -345,6 +345,8 @@ def _targets(names: tuple[str, ...]) -> dict[str, str]:
         there = {**bare, **low} if target not in _EXACT else low
         if one := next((one for one in known if one in there), None):
             found[target] = there[one]
+    if found.get("time") == found.get("step_seconds"):  # since the start, by its whole name
+        found.pop("step_seconds", None)
     if "tps_per_gpu" in low and "tps" in low:  # NeMo AutoModel: of a GPU and of all
         found["tokens_per_second"] = low["tps"]
     return found

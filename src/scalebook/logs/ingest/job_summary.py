@@ -289,6 +289,8 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     tflops = recount(job, known)
     notes = packing(known)
     trace = object_of(job.details.get("breakdown"))
+    missing = _missing(job, known, numbers) if kind == "training" else []
+    no_mfu = numbers and numbers.tokens_per_second_per_gpu and not missing and numbers.mfu_reason
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -300,7 +302,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         **medians(job, known),
         **{name: numbers and getattr(numbers, of) for name, of in _MEASURED.items()},
         "void": numbers.reason if numbers and numbers.status == "void" else None,
-        "missing": _missing(job, known, numbers) if kind == "training" else [],
+        "missing": missing,
         "loss_first": losses[0],
         "loss_last": losses[-1],
         "model": known.values.get("model"),
@@ -317,6 +319,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *([f"No MFU: {no_mfu}"] if no_mfu else []),
             *([reason] if status == "completed" and reason else []),
             *([trace["reason"]] if trace.get("reason") else []),
             *notes,

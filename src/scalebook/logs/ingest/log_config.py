@@ -230,14 +230,16 @@ def _lengths(job: Job, known: LogConfig) -> Ways:
     yield f"per-GPU tokens per second x world size {over}", rounded(tokens, share)
 
 
-def observe(job: Job) -> LogConfig:
-    """Return the configuration of a job: printed in its log, or derived from figures of it."""
+def observe(job: Job, supplied: Mapping[str, Value] | None = None) -> LogConfig:
+    """Return the configuration of a job: printed, or derived from figures and how it is split."""
     known = LogConfig()
     for name, value in job.settings.items():
         origin = job.derived.get(name, "")
         known.put(name, value, "derived" if origin else "told", origin)
     for name in ("global_batch_size", "sequence_length"):
         _steady(job, known, name)
+    for name in (supplied or {}).keys() & {*SPLIT} - known.values.keys():
+        known.put(name, (supplied or {})[name], "supplied")
     complete(job, known)
     return known
 
@@ -368,7 +370,7 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConf
         IngestError: something supplied contradicts the file.
         CatalogError: a supplied model or platform is unknown.
     """
-    known = observe(job)
+    known = observe(job, supplied)
     if "trained" not in (*known.values, *supplied) and job.dialect in _FINE_TUNERS:
         known.put("trained", "unknown", "derived", "this trainer trains adapters as well")
     if not supplied:

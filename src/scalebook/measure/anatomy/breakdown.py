@@ -174,6 +174,7 @@ def with_bits(totals: dict[int, float], wanted: int, any_of: int = -1, without: 
 TOP = 20
 _MICROSECOND = 1e-6
 _MOST_INVALID = 0.02  # a share of events without a valid time, above which nothing can be said
+_MOST_INSIDE = 0.2  # of those within another of their stream: one wrong length covers many
 _WINDOW, _COMMUNICATION, _DATA = 1, 2, 4
 _PHASE_BITS = tuple(8 << index for index in range(len(PHASES)))
 _COMPUTE = sum(_PHASE_BITS)
@@ -212,6 +213,8 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
     """Return the breakdown of a trace's steps, in seconds of one step."""
     if fault is None and trace.dropped:
         fault = f"The trace holds {trace.dropped:,} events too many. Profile fewer steps."
+    if fault is None and len(trace.launches) and not len(trace.kernels):
+        fault = "The trace holds launches and no kernel: what the device did is not known."
     fault = fault or _invalid(trace)
     if fault is not None:
         return Breakdown(rank=rank, reason=fault)
@@ -235,18 +238,31 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
 
 
 def _invalid(trace: Trace) -> str | None:
-    """Return why events without a time make a breakdown wrong; None where they are few."""
+    """Return why events with wrong times make a breakdown wrong; None where they are few."""
     kernels = trace.invalid_kernels + len(trace.kernels)
-    for bad, every, what in (
-        (trace.invalid_kernels, kernels, "device events"),
-        (trace.invalid, trace.invalid + trace.timed, "events"),
+    no_time = "events have no valid time (neither start nor length, or text)"
+    inside = "device events lie within another of their stream, whose length is wrong"
+    for bad, every, share, what in (
+        (trace.invalid_kernels, kernels, _MOST_INVALID, f"device {no_time}"),
+        (trace.invalid, trace.invalid + trace.timed, _MOST_INVALID, no_time),
+        (_inside_others(trace), kernels, max(_MOST_INSIDE, 10 / max(kernels, 1)), inside),
     ):
-        if bad > _MOST_INVALID * every:
-            return (
-                f"{bad:,} of {every:,} {what} have no valid time (neither start nor length, or "
-                "text): what ran in the steps is not known. Profile again."
-            )
+        if bad > share * every:
+            return f"{bad:,} of {every:,} {what}: what ran is not known. Profile again."
     return None
+
+
+def _inside_others(trace: Trace) -> int:
+    """Return how many kernels run within another of their stream; those of one graph may."""
+    rows, inside = trace.kernels, 0
+    longest: dict[int, int] = {}  # of each stream, the row that ends last so far
+    for row in sorted(range(len(rows)), key=lambda row: (rows.start[row], -rows.stop[row])):
+        other = longest.setdefault(rows.where[row], row)
+        if rows.stop[row] >= rows.stop[other]:
+            longest[rows.where[row]] = row
+        elif not 0 < trace.correlations[row] == trace.correlations[other]:
+            inside += rows.start[row] > rows.start[other]
+    return inside
 
 
 def _measured(

@@ -37,9 +37,8 @@ def fits_with(found: Evidence, *, measured: Evidence | None = None, **changes: A
     if now is None or then is None or not device or not peak:
         return None
     off = peak / now.total_gib
-    if not _OFF[0] <= off <= _OFF[1]:
-        return None
-    return Need(then.total_gib * max(off, 1.0), device)
+    fits = _OFF[0] <= off <= _OFF[1]
+    return Need(then.total_gib * max(off, 1.0), device) if fits else None
 
 
 def recompute_rule(found: Evidence) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from scalebook.measure import registered, row
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
 from scalebook.measure.metrics.recorded import count, document_length, run_shape, settings
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.steady import middle
+from scalebook.measure.metrics.steady import find_steady, middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
@@ -134,10 +134,13 @@ def _printed(found: Throughput | None, record: RunRecord, steps: Steps) -> dict[
 
 
 def _untold(record: RunRecord, steps: Steps) -> float | None:
-    """Return the step time (seconds) of a run whose tokens nobody knows, None for any other."""
+    """Return the steady step time (s) of a run whose tokens nobody knows, None for any other."""
     seconds = [one for one in steps.known("step_seconds") if 0 < one < math.inf]
     known = any(steps.known("tokens")) or any(steps.known("tokens_per_gpu"))
-    return middle(seconds) if seconds and record.averaged and not known else None
+    if not seconds or not record.averaged or known:
+        return None
+    problem = find_steady(seconds, interval=False).problem
+    return middle(seconds) if problem in (None, "too short") else None
 
 
 def _interval(found: Throughput, start: float) -> tuple[float, float] | None:

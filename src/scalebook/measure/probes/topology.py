@@ -48,9 +48,7 @@ def parse_nvidia_matrix(text: str) -> dict[str, Any]:
     """Return devices and links of ``nvidia-smi topo -m``: NV18, SYS, NODE, ... by pair."""
     lines = [_ANSI.sub("", line).rstrip() for line in text.splitlines()]
     header = next((line for line in lines if line.lstrip().startswith("GPU0")), None)
-    if header is None:
-        return {}
-    return _matrix(header, lines[lines.index(header) + 1 :])
+    return _matrix(header, lines[lines.index(header) + 1 :]) if header else {}
 
 
 def parse_nvlink(text: str) -> dict[str, list[float]]:
