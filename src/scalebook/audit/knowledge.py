@@ -34,7 +34,6 @@ from scalebook.measure.intervals import Interval, point
 # over different steps; a figure within a percent of a convention was counted by it (the spread
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
-
 _LARGE, _LEAST_ACTIVE = 20e9, (0.1, 0.03)  # of the weights of a mixture, below that size and above
 _MOST_CARDS = 16  # that are trained on together
 _OTHER_MEMORY = 0.2  # by which a form of a device may differ from the usual: an H100 of 95 GiB
@@ -46,7 +45,6 @@ NARROW = "heads as wide as the hidden size over their number"
 MOST_ROUNDED = 0.15  # by which the size in a model's name may differ from a count
 _SIZED = re.compile(r"(?P<name>.*\w)[ -]\(?(?P<size>\d+(\.\d+)?)B\)?", re.IGNORECASE)
 _NAMED_SIZE = re.compile(r"(?<=-)(a?)(\d+(?:\.\d+)?)b(?![a-z0-9])")
-
 LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence length
 LONGEST_USUAL = 32_768  # tokens; who trains with longer samples says so
 MTP = ", with its MTP module"
