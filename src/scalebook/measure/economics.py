@@ -157,8 +157,8 @@ def _answer(product: _Product, stated: Mapping[str, Interval]) -> Answer:
 
 
 def _factor(name: str, stated: Mapping[str, Interval]) -> Interval:
-    more = point(1) if name.startswith("1+") else point(0)
-    return more + stated[name.removeprefix("1+")]
+    value = stated[name.removeprefix("1+")]
+    return point(1) + value if name.startswith("1+") else value
 
 
 def _formula(product: _Product) -> str:
