@@ -99,8 +99,8 @@ def wheels(cache: Path, archive: Callable[[], Path]) -> Path:
         (
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
             *("--dest", str(folder), "--python-version", DEBIAN_PYTHON, "--only-binary=:all:"),
-            *("papermill>=2.6", "ipykernel>=6.29", "pydantic>=2.7", "psutil>=5.9"),
-            *("nvidia-ml-py>=12.535", "pyzmq==26.4.0"),
+            *("papermill>=2.6", "ipykernel>=6.29", "numpy>=1.26", "pydantic>=2.7"),
+            *("psutil>=5.9", "nvidia-ml-py>=12.535", "pyzmq==26.4.0"),
         ),
         check=True,
         timeout=300,
