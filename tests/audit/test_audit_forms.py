@@ -453,3 +453,11 @@ def test_a_carbon_intensity_is_read_with_its_unit_only():
         assert verdicts(card.format(said, "161.406 kg"), ".md")["161.406"] == {"holds"}
         assert accused_in(card.format(said, "161,406 kg")) == {"161,406"}
     assert accused_in(card.format("350", "161.406 kg")) == set()
+
+
+def test_tflops_that_are_the_peak_in_every_row_are_no_rates_and_a_comma_may_be_decimal():
+    """312 of 312 would be an MFU of 1; 0,552 is not 552."""
+    sheet = "Scenario|GPUs|TFLOPs per GPU|MFU (0-1)\n-|-|-|-\nA100 · 90d|{}|{}|0,552\n"
+    sheet += "A100 · 150d|210|312|0,552\n"
+    assert accused_in(sheet.format(349, 312)) == set()
+    assert accused_in(sheet.format(349, 172)) == {"0,552"}

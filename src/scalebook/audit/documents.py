@@ -78,6 +78,7 @@ _OF_DEVICE = re.compile("vram|hbm|memory bandwidth")  # what only a list of a de
 _COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _GB_AND_GIB = {("memory_gb", "gb"), ("memory_gb", "gib")}
 _TFLOPS = re.compile(r"((model|achieved) )?tflops?(/s)?")
+_OF_ONE, _AS_PEAK = "model_tflops_per_second_per_gpu", 0.015  # 1,978.9 is printed as 2,000
 _SAME_PERCENT = 0.1  # by which an MFU may differ from the one of a rate
 _FRACTIONS = ("mfu", "hfu", "memory_fraction", "scaling_efficiency", "scaling_overhead")
 
@@ -457,15 +458,22 @@ def _as_filled(sheet: Sheet, column: Heading) -> Heading:
 
 
 def _totalled(sheet: Sheet) -> Sheet:
-    """Return the table with bare TFLOPS as those of one GPU or of all, where the rows say which.
+    """Return the table with TFLOPS as those of one GPU, of all or of its peak, as the rows say.
 
-    Of one where they are a row's MFU times its BF16 peak, of all where each is above twice that.
+    Bare ones are of one GPU where they are a row's MFU times its BF16 peak, of all where each is
+    above twice that. Those of one GPU that are a peak in every row are no rates.
     """
     names = [heading_of(head) for head in sheet.head]
+    fields = [named_by(*pair) for pair in names]
+    if _OF_ONE in fields and len(sheet.rows) > 1:
+        at = fields.index(_OF_ONE)
+        if all(_is_peak(cells, at) for _, cells in sheet.rows):
+            head = [*sheet.head[:at], f"peak of {sheet.head[at]}", *sheet.head[at + 1 :]]
+            return replace(sheet, head=head)
     at = next((i for i, (name, _) in enumerate(names) if _TFLOPS.fullmatch(name)), None)
     if at is None:
         return sheet
-    share = next((i for i, pair in enumerate(names) if named_by(*pair) == "mfu"), len(names))
+    share = fields.index("mfu") if "mfu" in fields else len(names)
     every = True
     for _, cells in sheet.rows:
         name = next(iter(devices_in(" ".join(cells))), sheet.given.get("accelerator", ""))
@@ -476,6 +484,13 @@ def _totalled(sheet: Sheet) -> Sheet:
         every = every and bool(rates) and not near(text, rates) and amount(text) > 2 * rates[0]
     head = [*sheet.head[:at], "total tflops", *sheet.head[at + 1 :]]
     return replace(sheet, head=head) if every else sheet
+
+
+def _is_peak(cells: Sequence[str], at: int) -> bool:
+    """Whether a cell prints a peak of the device that its row names."""
+    rates = vocabulary.peaks_of(next(iter(devices_in(" ".join(cells))), ""))
+    printed = amount(cells[at]) if at < len(cells) else 0.0
+    return any(abs(printed / rate - 1) < _AS_PEAK for rate in rates)
 
 
 def _row(

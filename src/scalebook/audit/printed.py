@@ -286,5 +286,6 @@ def base_amount(cell: str, head: str = "") -> str:
 
 def amount(text: str) -> float:
     """Return the first number of a text; 0 without one."""
+    text = re.sub(r"(?<![\d,.])0,(?=\d)", "0.", text)
     found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
     return float(found[0]) if found else 0.0

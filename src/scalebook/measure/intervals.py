@@ -116,10 +116,12 @@ class Numeral:
 def read_numeral(text: str) -> Numeral:
     """Return a printed number such as ``87,933``, ``7.6B``, ``$1,869.90``, ``38.3%``, ``1.5e12``.
 
+    A comma behind a first zero, ``0,552``, is a decimal one.
+
     Raises:
         ClaimError: the text is no such number.
     """
-    match = _NUMERAL.fullmatch(text.strip())
+    match = _NUMERAL.fullmatch(re.sub(r"^(\D?0),(?=\d)", r"\1.", text.strip()))
     scale = SCALES.get(match["scale"].lower()) if match else None
     if match is None or scale is None:
         raise ClaimError(
