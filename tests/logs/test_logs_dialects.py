@@ -201,7 +201,7 @@ def test_a_restart_keeps_the_last_attempt_and_counts_the_repeat():
     found = summary("restart.log")
     assert (found["n_records"], found["first_step"], found["last_step"]) == (11, 1, 40)
     assert found["not_used"] == {"repeated_steps": 3, "restarts": 1}
-    assert any("gap" in warning for warning in found["warnings"])
+    assert any("Gaps in the step numbers" in warning for warning in found["warnings"])
 
 
 def test_two_jobs_of_one_file_stay_apart():

@@ -857,7 +857,9 @@ def test_a_predicted_rate_is_said_with_the_layout_that_it_is_of(capsys):
              "--global-batch-size", "64")  # fmt: skip
     assert main(["predict", *asked]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("  layout: TP2 PP2 EP4 DP4, micro batch 2, full recomputation, bf16")
+    assert lines[1].startswith(
+        "  layout: TP2 PP2 EP4 DP4 SP, micro batch 2, full recomputation, bf16"
+    )
     assert lines[1].endswith("sequence 4,096 ('scalebook recommend' ranks layouts)")
     assert main(["predict", *asked[:4], "--gpus", "8,16"]) == 0
     lines = capsys.readouterr().out.splitlines()

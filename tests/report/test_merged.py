@@ -58,7 +58,7 @@ def test_prices_and_claims_of_merged_folders_are_read(tmp_path: Path) -> None:
         said = f"{FILE}: [h100] price_per_gpu_hour differs between the folders and is left out."
         assert found.problems == (said,)
         audits, problems = published_page.audits(tmp_path / "merged")
-        assert [one.claims.title for one in audits] == ["Slides of a vendor"] * 2
+        assert [one.claims.title for one in audits] == ["An example"] * 2
         assert problems == ()
         assert load(tmp_path / "merged").runs.height == 2
 

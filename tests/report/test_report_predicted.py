@@ -62,7 +62,7 @@ def test_repeats_are_one_configuration_and_none_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fitted = SimpleNamespace(fitted=SimpleNamespace(samples=(1,)))
-    monkeypatch.setattr(page, "MOST_CONFIGURATIONS", MOST_CONFIGURATIONS)
+    monkeypatch.setattr(page, "MOST_CONFIGURATIONS", 10 * MOST_CONFIGURATIONS)
     monkeypatch.setattr(page, "predictor", lambda *_, **__: fitted)
     monkeypatch.setattr(page, "_compared", lambda *of: SimpleNamespace(error=0.0, same=of[2]))
     rates, _ = known_rates([EXAMPLES])

@@ -501,7 +501,10 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     }
     ran = {name: record.observed.get(name) for name in RAN}
     kernels = {name: record.observed.get(name) or "unknown" for name in identity.KERNELS}
-    return {**ran, **kernels, **known, **identity.software(record)}
+    software = identity.software(record)
+    if software["torch"] and not software["transformer_engine"]:  # it is not there
+        software["transformer_engine"] = "none"
+    return {**ran, **kernels, **known, **software}
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:
