@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from training import small, wait_for
 
@@ -482,8 +483,7 @@ def test_what_happens_after_each_run_may_fail_without_a_loss(tmp_path: Path, pap
 
 def held() -> tuple[int, int, int]:
     """Return this process's memory in MiB, its open files and its children, dead ones too."""
-    tasks = Path("/proc/self/task").iterdir()
-    children = [one for task in tasks for one in (task / "children").read_text().split()]
+    children = psutil.Process().children()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     memory_mib = pages * os.sysconf("SC_PAGESIZE") // 2**20
     return memory_mib, len(list(Path("/proc/self/fd").iterdir())), len(children)
