@@ -93,11 +93,12 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
 
 def by_the_clock(job: Job) -> None:
     """Take times that rise as far as steps count as a clock, and by the clock ms for ms."""
-    table, times = job.table, list(job.table.column("seconds"))
-    if len(times) > 4 and times == sorted(times) and times[-1] > len(times) / 2 * times[0]:
+    table, known = job.table, job.table.values("seconds")
+    times = list(table.column("seconds"))
+    if len(known) > 4 and known == sorted(known) and known[-1] > len(known) / 2 * known[0]:
         table.set_column("clock", times)
         table.set_column("seconds", [MISSING] * len(times))
-        seconds_from(job, "clock", 0.1 if any(t % 1 for t in times) else 1.0, "printed run times")
+        seconds_from(job, "clock", 0.1 if any(t % 1 for t in known) else 1.0, "printed run times")
     clock, steps, usual = table.column("clock"), table.column("step"), table.median("seconds")
     if usual is None or len(job.attempts) > 1:
         return
@@ -175,7 +176,9 @@ _BARE_TIME = re.compile(
     r"(?:/(?:step|iter|it|iteration)\b|(?= *[|,();]| *$))"
 )
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[ *(\d+)/\d+ \(")  # of an epoch
-_EVALUATES = re.compile(r"^\W{0,9}\[(?:val|valid|validation|eval|test)\]", re.IGNORECASE)
+_EVALUATES = re.compile(
+    r"(?:^\W{0,9}\[|\bProgress on: ?(?:\w+/)?)(?:val|valid|validation|eval|test)\b", re.IGNORECASE
+)
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 
 
@@ -271,7 +274,7 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
     row: dict[str, float] = {}
     if len(line) > _LONGEST_PAIRS or not any(one in line for one in ("oss", "LOSS", "Reward")):
         return row, None
-    if "[" in line and _EVALUATES.search(line):
+    if ("[" in line or "Progress on" in line) and _EVALUATES.search(line):
         return row, None
     bar, _, behind = line.rpartition("]")
     drawn = bar_state(bar) if "oss" in behind else None  # before the record

@@ -101,7 +101,8 @@ _PARTIAL = re.compile(
     r"|\b(?i:use_lora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
     r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
     r"|\bTrainable parameters: (?!100)[\d.]+% \(|\bSaving LoRA weights"
-    r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting|Setting up) LoRA)"
+    r"|\b(?:PeftModel|LoraConfig\(|LoRA training active"
+    r"|(?:Adding|Applying|Using|Injecting|Setting up) LoRA)"
 )
 _COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
 _FROZEN = re.compile(r"(?<![\d.,])([\d.,]+) ?[KMBT]?\s+Non-trainable params")
@@ -242,7 +243,7 @@ def _sizes(line: str) -> Iterator[tuple[str, str]]:
 
 def stated(line: str) -> Iterator[tuple[str, Value]]:
     """Yield what a line says in words that trainers and launchers share."""
-    if "init_method" in line or _ENGINE.search(line):
+    if "init_method" in line or "get_world_size(" in line or _ENGINE.search(line):
         return
     if any(piece in line for piece in _OTHER_PARTS):
         line = _BESIDE.sub("", line)

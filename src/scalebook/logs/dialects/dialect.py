@@ -52,8 +52,21 @@ class Dialect(ABC):
 
 # Lines that differ in digits only; of one job, more than this say nothing new of its settings.
 _OFTEN, _LONGEST_KIND, _MOST_KINDS = 100, 200, 10_000
-_SCRIPT = re.compile(r'\A[=\s]*(?:import \w+|from [\w.]+ import |"{3})[^\0]*?\n={40,}\n')
+_SCRIPT = re.compile(  # the source of a trainer, which a line of = ends
+    r'\A[=\s]*(?:import \w+|from [\w.]+ import |"{3})[^\0]*?\n={40,}\n'
+    r"|^(?:(?:import [\w., ]+|from [\w.]+ import .*)\n){2}[^\0]*?\n={40,}\n",
+    re.MULTILINE,
+)
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789.,"))
+
+
+def _without_scripts(text: str) -> str:
+    """Return a text without source code, whose defaults set nothing of the run."""
+    if "import " not in text or "\n" + "=" * 40 not in text:
+        return text
+    return _SCRIPT.sub(lambda found: found[0] if "\n```" in found[0] else "\n", text)
+
+
 _LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")
 
 
@@ -98,9 +111,9 @@ class LineDialect(Dialect):
 
     def read(self, source: Source) -> list[Job]:
         """Return the jobs of a file."""
-        for place, text in enumerate(source.texts()):
+        for text in source.texts():
             self.rank = source.rank
-            self.text(text if place else _SCRIPT.sub("", text))
+            self.text(_without_scripts(text))
         ending, finished = self.out.job.ending, self.out.job.finished
         self.finish()
         if ending and not self.out.job.ending:  # it stood behind records kept until now

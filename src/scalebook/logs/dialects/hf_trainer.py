@@ -68,6 +68,8 @@ class ProgressBars:
     reached: int | None = None  # the step of a last line that is not a record
     resolution: float = 0.1  # s, of the run times that records print
     rates: dict[str, float] = field(default_factory=dict[str, float])  # of the whole run
+    runtime: float = MISSING  # s of the whole run
+    evaluated: float = 0.0  # s of it
 
     def bar(self, done: int, total: int, seconds: float, line: str) -> None:
         """Take a state of the progress bar, if it is that of the training."""
@@ -185,6 +187,19 @@ class ProgressBars:
             _finish(job, bars if len(out.jobs) == 1 else [])
 
 
+def _by_summary(job: Job, progress: ProgressBars) -> None:
+    """Give the rows of a job without times the mean of the whole run, less its evaluations."""
+    batch = job.settings.get("global_batch_size")
+    samples = progress.rates.get("samples_per_second", MISSING)
+    rate = progress.rates.get("steps_per_second", MISSING)
+    rate = samples / batch if isinstance(batch, int) and samples > 0 else rate
+    steps = job.total_steps or progress.runtime * rate
+    seconds = (progress.runtime - progress.evaluated) / steps if steps > 0 else MISSING
+    if seconds > 0 and len(job.table) and not job.table.has("seconds"):
+        job.table.set_column("seconds", [seconds] * len(job.table))
+        job.note("The step time is the mean of the whole run: no other was printed.")
+
+
 def _finish(job: Job, bars: list[float]) -> None:
     """Give the rows of a job the step times and rates that follow from its other columns."""
     if len(job.table) and not job.table.has("step"):
@@ -268,6 +283,7 @@ class HFTrainer(LineDialect):
         last = entries.get("current_steps", "") == entries.get("total_steps")
         if not all(entries.keys() & some for some in _RECORD):
             self.out.held |= "eval_runtime" in entries
+            self._progress.evaluated += max(0.0, number(entries.get("eval_runtime", "0")))
             if last and "eval_loss" not in entries:  # LLaMA-Factory's last line has no loss
                 self._ended, self._progress.reached = True, whole(entries["total_steps"])
             return False
@@ -318,6 +334,7 @@ class HFTrainer(LineDialect):
             self._progress.epochs = number(entries["epoch"])
         if "train_runtime" in entries:
             self._ended = True
+            self._progress.runtime = number(entries["train_runtime"])
 
     _ended = False
 
@@ -327,9 +344,11 @@ class HFTrainer(LineDialect):
         for progress in self._before:
             progress.hand_out(self.out)
             self.out.job.rates |= progress.rates
+            _by_summary(self.out.job, progress)
             self.out.end(done)
         last = self._progress
         (last.hand_out if last.records else last.hand_out_alone)(self.out)
         self.out.job.rates |= last.rates
+        _by_summary(self.out.job, last)
         if self._ended:
             self.out.end(done)

@@ -161,21 +161,23 @@ def _means(document: Any) -> dict[str, Any]:
 
 
 class TrainerState(JSONDialect):
-    """Hugging Face's ``trainer_state.json``: a list of what was logged, without times."""
+    """Hugging Face's ``trainer_state.json``, a list of what was logged, and ``*_results.json``."""
 
     name = "hf-trainer-state"
-    markers = ('"log_history"',)
-    signature = re.compile(r'"log_history"\s*:\s*\[')
+    markers = ('"log_history"', '"train_runtime"')
+    signature = re.compile(
+        r'"log_history"\s*:\s*\[|\A\s*\{\n(?:[^{}]{0,9999},)?\s*"train_runtime"\s*:[^{}]*\}\s*\Z'
+    )
 
     def document(self, document: dict[str, Any]) -> None:
         """Take the history; the time of a step is the mean of the whole run."""
         items = cast("list[Any]", document.get("log_history") or [])
         history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
         ends = [item for item in history if "train_runtime" in item]
-        whole: dict[str, Any] = ends[-1] if ends else {}
+        whole: dict[str, Any] = ends[-1] if ends else document if not history else {}
         runtime = cell_value(whole.get("train_runtime"))
         steps = cell_value(document.get("global_step"))
-        beside = sum(_other_runtimes(history[: history.index(whole)] if whole else ()))
+        beside = sum(_other_runtimes(history[: history.index(whole)] if ends else ()))
         factor = runtime / (runtime - beside) if runtime > beside else 1.0
         rate = cell_value(whole.get("train_steps_per_second")) * factor
         seconds = runtime / factor / steps if runtime > 0 and steps > 0 else 1 / rate
@@ -197,7 +199,7 @@ class TrainerState(JSONDialect):
                 job.rates[name] = cell_value(whole[f"train_{name}"]) * factor
                 self.out.digits(name, "0.001", factor)  # as the trainer rounds
         tokens_from_totals(job)
-        if whole:
+        if "train_runtime" in whole:
             self.out.end(Ending("completed", "the trainer kept its metrics of the whole run"))
 
 

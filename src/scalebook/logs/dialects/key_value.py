@@ -97,7 +97,10 @@ class NanoGPT(LineDialect):
     """
 
     name = "nanogpt"
-    markers = (", time ", "ms |", "tok/sec:", "step_avg:", "s run, ", " train ", " LR, ")
+    markers = (
+        ", time ", "ms |", "tok/sec:", "step_avg:", "s run, ", " train ", " LR, ", " trl:",
+        "ms avg:",
+    )  # fmt: skip
     _NUMBER = r"-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf"
     signature = re.compile(
         rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>[\d.]+)ms"
@@ -109,8 +112,9 @@ class NanoGPT(LineDialect):
         rf"(?: \| mfu (?P<mfu4>-?[\d.]+)%)?"  # llama2.c
         rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:(?:train_)?loss:(?P<loss3>{_NUMBER}) )?"
         rf"(?P<val>val_loss:)?[^\n]{{0,100}}?\b(?:train_time|t):(?P<since>[\d.]+)(?P<unit>m?s)"
-        rf"(?: step_avg:|$)"
+        rf"(?: (?:step_)?avg:|$)"
         rf"|^(?P<step2_2>\d+) train (?P<loss2_2>{_NUMBER})$"  # build-nanogpt's log.txt
+        rf"|^s:(?P<step2_4>\d+) trl:(?P<loss2_4>{_NUMBER})\b"  # llm.c's main.log
         rf"|^ *(?:(?P<step2_3>\d+) +(?P<time>[\d.]+) (?P<unit2>m?s) run, (?:[^\n]{{0,160}}? )??)?"
         rf"(?P<loss2_3>{_NUMBER}) loss, +(?P<lr>[\d.e-]+) LR,"
         rf"(?:[^\n]{{0,40}} used, (?P<later>[\d.]+) s$)?",  # tinygrad

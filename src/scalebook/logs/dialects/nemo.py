@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+import statistics
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import columns, integer, number
@@ -11,6 +13,7 @@ from scalebook.logs.pairs import bar_seconds, pairs
 
 _ROUNDED = re.compile(r"(consumed_samples|global_step)=[\d.]+e")  # by tqdm: it is shorter
 _COLUMNS = columns("nemo")
+_SAME = 0.02
 
 
 def _read(fields: list[str], separator: str) -> dict[str, float]:
@@ -23,7 +26,53 @@ def _read(fields: list[str], separator: str) -> dict[str, float]:
     return row
 
 
-class NeMo2(LineDialect):
+class _Batches(LineDialect):
+    """Lightning numbers and times batches: those of one ``global_step`` are accumulated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: list[tuple[float, int]] = []  # of each step, with its first batch
+        self._times: list[float] = []  # of its batches
+        self._at, self._past, self._most = -1, 0, 1
+
+    def _batch(self, row: dict[str, float], at: int, total: int | None) -> None:
+        """Take a record of a batch, numbered from 0 in its epoch."""
+        if at < self._at:
+            self._past += total or 0
+        again, self._at = at == self._at, at
+        if not again and self._first and row.get("step") == self._first[-1][0]:
+            self._times.append(row.get("seconds", math.nan))
+            self._most = max(self._most, len(self._times))
+            for name in ("loss", "grad_norm"):
+                self.out.job.table.amend(name, row.get(name, math.nan))
+            self.out.job.table.amend("seconds", statistics.fmean(self._times))
+            return
+        if not again:
+            self._first.append((row.get("step", math.nan), self._past + at))
+            self._times = [row.get("seconds", math.nan)]
+        self.out.step(row, total=total)
+
+    def _each(self) -> int:
+        """Return the batches of a step; 1 where the records do not agree on more."""
+        steps = [step for step, _ in self._first]
+        if len(steps) < 3 or not all(map(operator.lt, steps, steps[1:])):
+            return self._most
+        (step, at), (last, end) = self._first[1], self._first[-1]
+        many = (end - at) / (last - step)
+        return round(many) if abs(many / max(round(many), 1) - 1) < _SAME else 1
+
+    def finish(self) -> None:
+        """Give steps the time of all their batches."""
+        super().finish()
+        each = self._each()
+        for job in self.out.jobs if each > 1 else ():
+            seconds = job.table.column("seconds")
+            job.table.set_column("seconds", [one * each for one in seconds])
+            job.total_steps = job.total_steps and job.total_steps // each
+            job.note(f"A step accumulates {each} batches: its time is theirs.")
+
+
+class NeMo2(_Batches):
     """Steps count from 0; ``iteration i/N`` has the last number as N; ``val_loss`` is stale."""
 
     name = "nemo2"
@@ -44,11 +93,11 @@ class NeMo2(LineDialect):
             return True
         if integer(found[1]) == 0:  # later epochs count afresh
             row.setdefault("step", float(found[2]))
-        self.out.step(row, total=integer(found[3]) + 1)
+        self._batch(row, integer(found[2]), integer(found[3]) + 1)
         return True
 
 
-class NeMo1(LineDialect):
+class NeMo1(_Batches):
     """``Epoch 0: 1%|..| 795/77225 [..., 41.36s/it, ..., global_step=794.0, ...]``.
 
     Figures are rounded to three digits; without a step timing the bar's smoothed mean is the
@@ -63,7 +112,7 @@ class NeMo1(LineDialect):
         r"(\d{1,12})/(\d{1,12}) (\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\])"
         r"|\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]"
     )
-    _last = math.nan
+    _last = (math.nan, "")
 
     def line(self, line: str) -> bool:
         """Take a state of the bar, once a step."""
@@ -78,10 +127,11 @@ class NeMo1(LineDialect):
             self.out.job.note("The step time is the smoothed mean of a progress bar.")
         if found[1] and "step" not in row:
             row["step"] = float(integer(found[1]) - 1)
-        if row.get("step") == self._last:
+        drawn = (row.get("step", math.nan), found[1])
+        if drawn == self._last:
             return True
-        self._last = row.get("step", math.nan)
-        self.out.step(row, total=integer(found[2]) if found[1] else None)
+        self._last = drawn
+        self._batch(row, integer(found[1] or "0") - 1, integer(found[2]) if found[1] else None)
         return True
 
 

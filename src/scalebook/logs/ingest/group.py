@@ -27,6 +27,7 @@ _RESULT_SUFFIXES = {
     *(".gz", ".zst", ".xz", ".bz2", ".zip"),
 }
 _LOSS_AGREES = 1e-3
+_SUMMED = ("train_results.json", "all_results.json", "trainer_state.json", "trainer_log.jsonl")
 MOST_FILES = 10_000
 # What is no text: an opener returns, for a file or a folder that it knows, what reads its runs.
 StoreReader: TypeAlias = Callable[[], Iterable[FileContent]]
@@ -92,6 +93,12 @@ def group_key(path: Path) -> str:
     name = _SUFFIX.sub("", name)
     name = _ELASTIC.sub("/attempt", name)
     return _RANKED.sub(r"\1#", name)
+
+
+def _summed_elsewhere(file: Path) -> bool:
+    """Whether a file of Hugging Face's results lies next to one that holds more of the run."""
+    more = _SUMMED[_SUMMED.index(file.name) + 1 :] if file.name.endswith("s.json") else ()
+    return any((file.parent / name).exists() for name in more)
 
 
 def _agree(first: Job, second: Job) -> bool:
@@ -222,6 +229,9 @@ class SortedFiles:
     def _read(
         self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
     ) -> None:
+        if not named and file.name in _SUMMED and _summed_elsewhere(file):
+            self.notes.append(f"{file}: the files next to it hold more of its run.")
+            return
         try:
             content = read(file, dialect)
             if content.empty and named:

@@ -14,6 +14,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.logs.job import Job, in_words
 from scalebook.logs.numbers import rounding
+from scalebook.logs.pairs import differences
 from scalebook.logs.setting_lines import Value
 
 
@@ -78,6 +79,7 @@ SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_siz
 _EACH = "tokens_per_second_per_gpu"
 # Rates of one log that different timers took agree to about this.
 _NOISE = 0.015
+_OTHER_BATCH = 1.9  # samples between time stamps over the batch: it is of one of two or more ranks
 _FINEST = 2e-5
 # Sequence lengths are multiples of this in practice: distinguishes one from rounded figures.
 _SEQUENCE_GRAIN = 128
@@ -298,6 +300,13 @@ def _by_samples(job: Job, known: LogConfig) -> None:
     rates = job.table.column("samples_per_second")
     if job.table.has("seconds") or not job.table.has("samples_per_second"):
         return
+    passed = [one * s for one, s in zip(rates, differences(job, "clock"), strict=True) if s >= 2]
+    several = known.size("world_size") != 1
+    if several and batch and passed and statistics.median(passed) > _OTHER_BATCH * batch:
+        known.notes.append(f"By the time stamps, more samples than {batch} pass in a step.")
+        del known.values["global_batch_size"], known.provenance["global_batch_size"]
+        known.put("micro_batch_size", batch, "derived", "a batch smaller than that of a step")
+        batch = None
     if batch:
         job.table.set_column("seconds", (batch / one if one > 0 else math.nan for one in rates))
     elif length and not job.table.has("tokens_per_second"):

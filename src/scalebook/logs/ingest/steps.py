@@ -26,6 +26,7 @@ _MOST_STALLS = 0.2
 # that does more every 10 steps).
 _RECURRING = 0.05
 _FEWEST_RECURRING = 10
+_FEWEST_IN_TURN = 3  # at one distance of at most 20
 _FEWEST = 5  # records by which a median means anything
 
 
@@ -61,6 +62,9 @@ def _stalls(
         if seconds[row] > (_SLOW_START if held[row] > 0 else _STALL) * usual
     }
     silent = {row for row in found if not held[row] > 0}
+    apart = {after - before for before, after in itertools.pairwise(sorted(silent))}
+    if len(silent) >= _FEWEST_IN_TURN and len(apart) == 1 and apart.pop() <= 1 / _RECURRING:
+        return found - silent  # only each n-th step waits for the device
     if len(silent) >= max(_FEWEST_RECURRING, _RECURRING * len(seconds)):
         found -= silent
     return found if len(found) <= _MOST_STALLS * len(seconds) else set()

@@ -1,0 +1,191 @@
+"""Times and sizes that stand for something else than they seem to; formats without either."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.logs.ingest.ingestion import ingest, summaries
+
+
+def jobs(tmp_path: Path, text: str, name: str = "a.log") -> list[dict[str, Any]]:
+    path = tmp_path / name
+    path.write_text(text)
+    return summaries(path, {})
+
+
+def read(tmp_path: Path, text: str, name: str = "a.log") -> dict[str, Any]:
+    (found,) = jobs(tmp_path, text, name)
+    return found
+
+
+def speedrun(n: int, ms: int) -> str:
+    return f"step:{n}/40 train_loss:{9 - n / 10:.4f} train_time:{n * ms}ms step_avg:{ms:.2f}ms\n"
+
+
+SOURCE = """import copy
+from pathlib import Path
+
+class Hyperparameters:
+    train_seq_len = 4096
+    world_size = dist.get_world_size() if distributed else 1
+    batch_size=64
+"""
+
+
+def test_source_code_between_two_runs_sets_nothing(tmp_path):
+    """Each run has 8 GPUs, and 16 samples of 1,024 tokens take 0.25 s: 8,192 tokens/s per GPU."""
+    said = "world_size:8 grad_accum_steps:1\ntrain_batch_tokens:16384 train_seq_len:1024\n"
+    run = said + "".join(speedrun(n, 250) for n in range(10, 50, 10))
+    both = jobs(tmp_path, f"{run}{SOURCE}{'=' * 100}\n" * 2 + run)
+    assert [(one["world_size"], one["sequence_length"]) for one in both] == [(8, 1024)] * 3
+    each = [one["tokens_per_second_per_gpu_median"] for one in both]
+    assert each == pytest.approx([16 * 1024 / 0.25 / 8] * 3)
+
+
+def test_a_default_in_a_line_of_code_is_no_setting(tmp_path):
+    text = "world_size = dist.get_world_size() if distributed else 1\n"
+    text += speedrun(1, 9) + speedrun(2, 9)
+    assert read(tmp_path, text)["world_size"] is None
+
+
+def test_code_in_a_fence_hides_no_log_behind_it(tmp_path):
+    text = "```\nimport a\nimport b\n```\n" + speedrun(1, 9) + speedrun(2, 9) + "=" * 60 + "\n"
+    assert read(tmp_path, text)["n_records"] == 2
+
+
+def test_a_mean_under_a_short_name_does_not_hide_the_time_since_the_start(tmp_path):
+    text = "".join(
+        f"step:{n}/4000 loss:3.{n} t:{n * 92}ms avg:92.0ms\n" for n in (1000, 2000, 3000)
+    )
+    assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(0.092)
+
+
+def test_the_log_of_llm_c_has_steps_and_losses(tmp_path):
+    lines = "".join(f"s:{n} trl:{9 - n / 4:.4f} lr:0.000100 norm:1.20\n" for n in range(5))
+    found = read(tmp_path, f"s:0 tel:9.1000\n{lines}s:5 tel:7.9000\n", "main.log")
+    assert (found["family"], found["n_records"], found["last_step"]) == ("nanogpt", 5, 4)
+    assert (found["loss_first"], found["loss_last"]) == (9.0, 8.0)
+
+
+def test_a_record_without_a_time_does_not_hide_that_the_others_count_from_the_start(tmp_path):
+    lines = "".join(
+        f"step {n} | loss {9 - n / 100:.4f} | {n * 0.49:.1f}s\n" for n in range(10, 90, 10)
+    )
+    assert read(tmp_path, lines + "step 88 | loss 8.1\n")["step_seconds_median"] == pytest.approx(
+        0.49, rel=0.02
+    )
+
+
+def of_nemo(n: int, form: str) -> str:
+    """Return a batch of which four make a step: 2.5 s each, and 2.9 s with the optimizer's."""
+    seconds, step, loss = 2.9 if n % 4 == 3 else 2.5, (n + 1) // 4, 9 - n / 10
+    if form == "lines":
+        return (
+            f"Training epoch 0, iteration {n}/99 | lr: 1e-05 | global_batch_size: 16 | "
+            f"global_step: {step} | reduced_train_loss: {loss:.3f} | "
+            f"train_step_timing in s: {seconds}\n"
+        )
+    return (
+        f"Epoch 0: {n}%|# | {n + 1}/100 [00:{n:02}<10:00, 2.6s/it, reduced_train_loss={loss:.3f}, "
+        f"global_step={step}.000, train_step_timing in s={seconds}]\r"
+    )
+
+
+@pytest.mark.parametrize("form", ["lines", "bars"])
+def test_a_step_of_nemo_takes_the_time_of_the_batches_that_it_accumulates(tmp_path, form):
+    found = read(tmp_path, "".join(of_nemo(n, form) for n in range(24)))
+    assert (found["n_records"], found["last_step"]) == (7, 6)
+    assert found["step_seconds_median"] == pytest.approx(3 * 2.5 + 2.9)
+    assert found["reason"] == "The log ends at step 6 of 25 and does not say how the run ended."
+
+
+def test_the_bar_of_an_evaluation_is_not_of_a_step(tmp_path):
+    """Levanter's bars: training at 2 s per step, with an evaluation of 20 batches between them."""
+    form = "INFO tqdm_logging Progress on:{of} {n}.0it/{total}it rate:{rate} remaining:01:00 "
+    form += "elapsed:{passed} postfix:loss={loss}\n"
+    train = [
+        form.format(of="train", n=n, total=100, rate="2.0s/it", passed=f"00:{2 * n:02}", loss=9 - n)
+        for n in (1, 2, 3, 4)
+    ]
+    evaluated = [
+        form.format(of="eval", n=n, total=20, rate="9.0it/s", passed="00:01", loss=5.5)
+        for n in (1, 9, 20)
+    ]
+    found = read(tmp_path, "".join([*train[:2], *evaluated, *train[2:]]))
+    assert (found["n_records"], found["last_step"], found["loss_last"]) == (4, 4, 5)
+    assert found["step_seconds_median"] == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_summary_of_hugging_face_gives_steps_without_times_their_mean(tmp_path, known):
+    """600 s x 0.02 steps/s, or 600 s x 0.64 / 32, are 12 steps, in 600 s less 120 s."""
+    total = "  Total train batch size (w. parallel, distributed & accumulation) = 32\n" * known
+    records = "".join(
+        f"{{'loss': {4 - n / 10}, 'learning_rate': 1e-05, 'epoch': {n / 10}}}\n"
+        for n in range(1, 4)
+    )
+    text = f"{total}{records}{{'eval_loss': 3.0, 'eval_runtime': 120.0, 'epoch': 0.3}}\n"
+    text += "{'train_runtime': 600.0, 'train_samples_per_second': 0.64, "
+    text += "'train_steps_per_second': 0.02, 'train_loss': 3.0, 'epoch': 0.3}\n"
+    found = read(tmp_path, text)
+    assert found["step_seconds_median"] == pytest.approx(480 / 12)
+
+
+RESULTS = {
+    "epoch": 3.0, "train_loss": 2.4, "train_runtime": 500.0, "train_samples_per_second": 0.8,
+    "train_steps_per_second": 0.1,
+}  # fmt: skip
+
+
+def test_the_results_of_hugging_face_are_the_rates_of_a_run(tmp_path):
+    found = read(tmp_path, json.dumps(RESULTS, indent=4), "train_results.json")
+    assert found["whole_run_rates"] == {"samples_per_second": 0.8, "steps_per_second": 0.1}
+    assert (found["status"], found["global_batch_size"]) == ("completed", 8)
+
+
+def test_results_next_to_the_history_of_their_run_are_not_another_run(tmp_path):
+    history = [{"loss": 4 - n, "step": n, "epoch": n} for n in (1, 2)] + [{**RESULTS, "step": 2}]
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(
+        json.dumps({"log_history": history, "global_step": 2, "max_steps": 2})
+    )
+    for name in ("all_results.json", "train_results.json"):
+        (folder / name).write_text(json.dumps(RESULTS, indent=4))
+    found, _ = ingest([folder], tmp_path / "runs", {})
+    assert [one.files[0].name for one in found] == ["trainer_state.json"]
+
+
+def test_the_batch_of_one_of_several_ranks_is_not_that_of_a_step(tmp_path):
+    """32 ranks with 4 samples each: 128 samples in 8 s are 16 per second, not 4 in 0.25 s."""
+    text = "srun train.py --train_batch_size=4 --max_context_width=2048\nseq_length: 2048\n"
+    text += "".join(
+        f"2025-04-11 16:58:{8 * n:02} I Batch {n} Loss: {9 - n}, Speed: 16 samples/sec, lr: 1e-5\n"
+        for n in range(6)
+    )
+    found = read(tmp_path, text)
+    assert (found["global_batch_size"], found["micro_batch_size"]) == (None, 4)
+    assert found["step_seconds_median"] is None
+    assert found["tokens_per_second_median"] == 16 * 2048
+
+
+def test_torchtitan_says_that_it_trains_adapters(tmp_path):
+    form = "step: {n:2d}  loss: {loss}  grad_norm:  1.1  memory: 2.66GiB(8.47%)  tps: 5,816\n"
+    text = "LoRA training active with rank=16, alpha=32.0 (all Linear layers)\n"
+    text += "".join(form.format(n=n, loss=9.0 - n) for n in (1, 2, 3))
+    reason = read(tmp_path, text)["tflops"]["reason"]
+    assert "Not all weights were trained" in reason
+
+
+def test_steps_that_wait_in_turn_for_the_device_belong_to_the_training(tmp_path):
+    """Of 10 steps of 16 x 1,024 tokens nine return at once: they take 9 x 0.01 + 4.91 s."""
+    text = "seq_length: 1024\nglobal_batch_size: 16\n" + "".join(
+        f"step: {n} | loss: {9 - n / 100:.2f} | step time: {4.91 if n % 10 == 9 else 0.01}s\n"
+        for n in range(1, 51)
+    )
+    rate = read(tmp_path, text)["tokens_per_second"]
+    assert rate == pytest.approx(16 * 1024 / 0.5, rel=0.05)
