@@ -189,3 +189,33 @@ def test_steps_that_wait_in_turn_for_the_device_belong_to_the_training(tmp_path)
     )
     rate = read(tmp_path, text)["tokens_per_second"]
     assert rate == pytest.approx(16 * 1024 / 0.5, rel=0.05)
+
+
+def of_factory(n: int, seconds: int, loss: float, total: int = 50) -> str:
+    passed = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return json.dumps({
+        "current_steps": n, "total_steps": total, "loss": loss, "lr": 1e-5, "epoch": n / total,
+        "elapsed_time": passed, "remaining_time": "0:10:00",
+    }) + "\n"  # fmt: skip
+
+
+def test_a_second_node_that_writes_each_step_half_a_minute_later_is_no_restart(tmp_path):
+    """Both take 120 s per 10 steps; the losses of their samples differ in the last digit."""
+    lines = [
+        of_factory(n, 12 * n, 4 - n / 50) + of_factory(n, 12 * n + (n > 10) * 31, 4 - n / 50 - 1e-4)
+        for n in range(10, 60, 10)
+    ]
+    found = read(tmp_path, "".join(lines), "trainer_log.jsonl")
+    assert (found["n_records"], found["status"]) == (5, "completed")
+    assert "restarts" not in found["not_used"]
+    assert found["step_seconds_median"] == 12
+
+
+def test_a_rounded_rate_of_a_summary_contradicts_no_step(tmp_path):
+    """0.003 steps per second may be 0.0026: steps of 390 s."""
+    history = [{"loss": 4 - n, "step": n, "epoch": n} for n in (1, 2, 3)]
+    end = {"train_runtime": 1170.0, "train_steps_per_second": 0.003, "step": 3}
+    state = {"log_history": [*history, end], "global_step": 3, "max_steps": 3}
+    found = read(tmp_path, json.dumps(state), "trainer_state.json")
+    assert found["step_seconds_median"] == 390
+    assert not any("earlier start" in one for one in found["warnings"])

@@ -142,9 +142,7 @@ class Collector:
         other_run, marked = back and self._is_other_run(row), self._marked
         self._marked = False
         again = back and number == self.job.last_step and not (marked or self._pending)
-        apart = abs(clock - self._clock)  # a start prints something first
-        at_once = apart <= _AT_ONCE or (math.isnan(apart) and not other_run)
-        if again and (at_once or (other_run and len(self.job.table) > 1)):
+        if again and (self._at_once(clock, other_run) or (other_run and len(self.job.table) > 1)):
             self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
             return
         if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):
@@ -162,6 +160,12 @@ class Collector:
             return
         self._rows += 1
         self.job.table.append(row)
+
+    def _at_once(self, clock: float, other_run: bool) -> bool:
+        """Whether a rank may have printed what follows the last record: a start takes longer."""
+        apart, clocks = abs(clock - self._clock), self.job.table.column("clock")[-2:]
+        soon = apart <= _AT_ONCE or apart < (clocks[-1] - clocks[0]) / 2
+        return soon or (math.isnan(apart) and not other_run)
 
     def batch(self, rows: Mapping[str, Sequence[float]], total: int | None) -> bool:
         """Record many steps given as columns; return False, recording none, if they do not follow.

@@ -98,7 +98,8 @@ def _summary_rates(job: Job, numbers: RunMetrics | None) -> list[str]:
                 f"what its steps give ({ours:,.0f}): the steps count."
             )
     printed, seconds = job.rates.get("steps_per_second", 0.0), job.table.median("seconds") or 0.0
-    if len(job.table) > 1 and printed * seconds > 1 + AGREEMENT:  # start-up makes it slower only
+    least = printed - job.finest.get("steps_per_second", 0.0)  # as it was before it was rounded
+    if len(job.table) > 1 and least * seconds > 1 + AGREEMENT:  # start-up makes it slower only
         found.append(
             f"The file's own summary says {printed:.3g} steps per second, {printed * seconds:.3g} "
             "times what its steps give: it counts steps of an earlier start."
