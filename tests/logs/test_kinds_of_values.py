@@ -103,6 +103,34 @@ def test_a_step_of_nemo_takes_the_time_of_the_batches_that_it_accumulates(tmp_pa
     assert found["reason"] == "The log ends at step 6 of 25 and does not say how the run ended."
 
 
+def test_a_bar_of_nemo_shows_the_batch_before_it_first(tmp_path):
+    """Four batches of 2.5 s, or more by hundredths, are a step; each bar is drawn twice."""
+    shown = [
+        f"reduced_train_loss={9 - n / 10:.3f}, global_step={(n + 1) // 4}.000, "
+        f"train_step_timing in s={2.5 + n / 100:.2f}"
+        for n in range(24)
+    ]
+    text = "".join(
+        f"Epoch 0: {n}%|# | {n + 1}/100 [00:{n:02}<10:00, 2.6s/it, {of}]\r"
+        for n in range(1, 24)
+        for of in shown[n - 1 : n + 1]
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"]) == (7, 6)
+    assert found["step_seconds_median"] == pytest.approx(4 * (2.5 + (11 + 12 + 13 + 14) / 400))
+
+
+def test_a_bar_of_nemo_that_shows_the_step_before_it_first_accumulates_nothing(tmp_path):
+    text = "".join(
+        f"Epoch 0: {n}%|# | {n + 1}/100 [00:{n:02}<10:00, 2.6s/it, reduced_train_loss={9 - of}.1, "
+        f"global_step={of}.000, train_step_timing in s=2.{of}]\r"
+        for n in (1, 2)
+        for of in (n - 1, n)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["step_seconds_median"]) == (3, 2.1)
+
+
 def test_the_bar_of_an_evaluation_is_not_of_a_step(tmp_path):
     """Levanter's bars: training at 2 s per step, with an evaluation of 20 batches between them."""
     form = "INFO tqdm_logging Progress on:{of} {n}.0it/{total}it rate:{rate} remaining:01:00 "
@@ -219,3 +247,12 @@ def test_a_rounded_rate_of_a_summary_contradicts_no_step(tmp_path):
     found = read(tmp_path, json.dumps(state), "trainer_state.json")
     assert found["step_seconds_median"] == 390
     assert not any("earlier start" in one for one in found["warnings"])
+
+
+def test_a_validation_of_mlx_is_not_a_step(tmp_path):
+    text = "Iter 1: Val loss 2.813, Val took 10.1s\n" + "".join(
+        f"Iter {n}: Train loss {3 - n / 100}, It/sec 2.0, Tokens/sec 1600.0, Peak mem 1.4 GB\n"
+        for n in (10, 20, 30)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["first_step"], found["loss_first"]) == (3, 10, 2.9)

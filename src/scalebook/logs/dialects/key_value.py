@@ -309,6 +309,7 @@ class Pairs(LineDialect):
     signature = re.compile(r"loss", re.IGNORECASE)
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
+    _VALIDATES = re.compile(r"(?i)\bval(?:id|\b)")
 
     _stepped = _counted = _ahead = False
     _bar, _columns_before = 0, frozenset[str]()
@@ -338,7 +339,7 @@ class Pairs(LineDialect):
         """Take a record."""
         row, total = pairs_of(line)
         loss, timed = "loss" in row, bool(row.keys() & TIMED)
-        timed = timed and (loss or "valid" not in line)
+        timed = timed and (loss or not self._VALIDATES.search(line))
         if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):
             return False
         if self.cut and not timed and row.keys() != self._columns_before:

@@ -40,14 +40,15 @@ class _Batches(LineDialect):
         if at < self._at:
             self._past += total or 0
         again, self._at = at == self._at, at
-        if not again and self._first and row.get("step") == self._first[-1][0]:
-            self._times.append(row.get("seconds", math.nan))
+        same = bool(self._first) and row.get("step") == self._first[-1][0]
+        if same and len(self.out.job.table):
+            self._times[len(self._times) - again :] = [row.get("seconds", math.nan)]
             self._most = max(self._most, len(self._times))
             for name in ("loss", "grad_norm"):
                 self.out.job.table.amend(name, row.get(name, math.nan))
             self.out.job.table.amend("seconds", statistics.fmean(self._times))
             return
-        if not again:
+        if not same:
             self._first.append((row.get("step", math.nan), self._past + at))
             self._times = [row.get("seconds", math.nan)]
         self.out.step(row, total=total)
@@ -112,7 +113,7 @@ class NeMo1(_Batches):
         r"(\d{1,12})/(\d{1,12}) (\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\])"
         r"|\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]"
     )
-    _last = (math.nan, "")
+    _last, _drawn = math.nan, dict[str, float]()
 
     def line(self, line: str) -> bool:
         """Take a state of the bar, once a step."""
@@ -122,15 +123,17 @@ class NeMo1(_Batches):
         row = _read((found[3] or found[0]).strip("[]").split(","), "=")
         for name in _ROUNDED.findall(found[0]):
             row.pop(_COLUMNS[name][0], None)
+        before, self._drawn = self._drawn, dict(row)
         if "seconds" not in row:
             row["seconds"] = bar_seconds(line)
             self.out.job.note("The step time is the smoothed mean of a progress bar.")
         if found[1] and "step" not in row:
             row["step"] = float(integer(found[1]) - 1)
-        drawn = (row.get("step", math.nan), found[1])
-        if drawn == self._last:
+        elif before == self._drawn:  # drawn again, or drawn with the next number first
             return True
-        self._last = drawn
+        last, self._last = self._last, row.get("step", math.nan)
+        if last == self._last and (not found[1] or "step" not in before):
+            return True
         self._batch(row, integer(found[1] or "0") - 1, integer(found[2]) if found[1] else None)
         return True
 
