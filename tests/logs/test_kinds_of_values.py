@@ -256,3 +256,55 @@ def test_a_validation_of_mlx_is_not_a_step(tmp_path):
     )
     found = read(tmp_path, text)
     assert (found["n_records"], found["first_step"], found["loss_first"]) == (3, 10, 2.9)
+
+
+@pytest.mark.parametrize("form", ["pairs", "json"])
+def test_the_step_time_of_fairseq_is_its_words_over_its_rate(tmp_path, form):
+    """2,792 tokens per update at 2,327 per second: 1.2 s, which 0.8 updates per second hide."""
+    cells = {
+        "loss": "9.1",
+        "wps": "2327",
+        "ups": "0.8",
+        "wpb": "2792",
+        "num_updates": "",
+        "lr": "1e-4",
+    }
+    text = ""
+    for n in (100, 200, 300):
+        cells |= {"num_updates": str(n), "loss": f"{9 - n / 1000}"}
+        of = ", ".join(f"{name}={value}" for name, value in cells.items())
+        line = json.dumps({"epoch": 1} | cells) if form == "json" else f"epoch 001: {n} / 999 {of}"
+        text += f"2022-05-08 19:09:24 | INFO | train_inner | {line}\n"
+    found = read(tmp_path, text)
+    assert found["step_seconds_median"] == pytest.approx(2792 / 2327)
+    assert found["tokens_per_second_median"] == 2327
+
+
+def test_a_table_of_processes_that_are_starting_counts_no_gpus(tmp_path):
+    """Of four GPUs two have a process, which has no memory yet: the others may follow."""
+    card = "| N/A   32C    P0    98W / 700W |   {mib}MiB / 81559MiB |      0%      Default |\n"
+    row = "|    {n}   N/A  N/A    1326{n}      C   /usr/bin/python3        {mib}MiB |\n"
+
+    def table(cards: int, mib: int) -> str:
+        rows = "".join(row.format(n=n, mib=mib) for n in (1, 2))
+        return f"{card.format(mib=22) * cards}| Processes:      |\n{rows}"
+
+    steps = speedrun(1, 9) + speedrun(2, 9)
+    assert read(tmp_path, table(4, 0) + steps)["world_size"] is None
+    assert read(tmp_path, table(4, 500) + steps)["world_size"] == 2
+    assert read(tmp_path, table(2, 0) + steps)["world_size"] == 2
+
+
+def test_a_time_of_all_the_steps_of_a_record_is_divided_among_them(tmp_path):
+    """Records of 50 steps come every 20 s, and print 20 s: 0.4 s per step."""
+    form = "2025-04-11 16:{:02}:{:02} step: {} loss: {} time: 20.1\n"
+    text = "".join(form.format(20 * n // 60, 20 * n % 60, 50 * n, 9 - n) for n in range(1, 6))
+    found = read(tmp_path, text)
+    assert found["step_seconds_median"] == pytest.approx(20.1 / 50)
+    assert any("50 steps of a record" in one for one in found["warnings"])
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("", 1.25), (" s", 1250.0), (".5", 1250.5)])
+def test_a_whole_number_of_hundreds_without_a_unit_is_of_milliseconds(tmp_path, unit, seconds):
+    text = "".join(f"step: {n} | loss: {9 - n} | step time: 1250{unit}\n" for n in (1, 2, 3))
+    assert read(tmp_path, text)["step_seconds_median"] == seconds

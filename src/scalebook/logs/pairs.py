@@ -21,6 +21,7 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
 _SAME_TOKENS = 0.01
+_OF_RECORD = 0.15  # between a printed time and the time stamps of records
 
 
 def pairs(
@@ -91,8 +92,11 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     job.note(f"No step time is printed: it is the difference of {origin}.")
 
 
-def by_the_clock(job: Job) -> None:
-    """Take times that rise as far as steps count as a clock, and by the clock ms for ms."""
+def by_the_clock(job: Job, *, bare: bool = False) -> None:
+    """Take times that rise as far as steps count as a clock, and by the clock ms for ms.
+
+    ``bare``: no line has a unit of seconds. Then whole numbers of hundreds are ms without a clock.
+    """
     table, known = job.table, job.table.values("seconds")
     times = list(table.column("seconds"))
     if len(known) > 4 and known == sorted(known) and known[-1] > len(known) / 2 * known[0]:
@@ -103,9 +107,23 @@ def by_the_clock(job: Job) -> None:
     if usual is None or len(job.attempts) > 1:
         return
     span, count = clock[-1] - clock[0], steps[-1] - steps[0]
-    if span >= 5 and count > 0 and 100 < usual / (span / count) < 1500:
+    if math.isnan(span) and bare and all(one >= 100 and one % 1 == 0 for one in known):
         table.set_column("seconds", [value * 1e-3 for value in table.column("seconds")])
+        job.note("The step time has no unit. Whole numbers of hundreds are taken as milliseconds.")
+    if not (span >= 5 and count > 0):  # false for NaN
+        return
+    times, factor = table.column("seconds"), usual / (span / count)
+    each = statistics.median(after - before for before, after in pairwise(steps))
+    if each > 1 and abs(factor / each - 1) < min(_OF_RECORD, abs(factor / 1000 - 1)):
+        times = [value / each for value in times]
+        job.note(f"By the time stamps, the printed time is that of the {each:g} steps of a record.")
+        if table.has("tokens_in_step"):
+            both = zip(table.column("tokens_in_step"), times, strict=True)
+            table.set_column("tokens_per_second", [n / t if t > 0 else MISSING for n, t in both])
+    elif 100 < factor < 1500:
+        times = [value * 1e-3 for value in times]
         job.note("The step time has no unit. By the time stamps it is in milliseconds.")
+    table.set_column("seconds", times)
 
 
 def tokens_from_totals(job: Job) -> None:
@@ -290,7 +308,10 @@ def pairs_of(line: str) -> tuple[dict[str, float], int | None]:
         row.setdefault("seconds", number(bare[1]) * (1e-3 if bare[2] else 1.0))
     if samples := _SAMPLES.search(line):
         row.setdefault("consumed_samples", number(samples[1]))
-    if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
+    rate = row.get("tokens_per_second", MISSING)
+    if "wps" in line and "tokens_in_step" in row and rate > 0:  # fairseq: its ups has two digits
+        row["seconds"] = row["tokens_in_step"] / rate
+    elif "wps" in line:  # of a GPU by Lingua
         row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
     row.pop("", None)
     if "loss" in row and "it" in line and not math.isnan(seconds := bar_seconds(line)):

@@ -79,12 +79,20 @@ def device_in(text: str) -> str | None:
     return f"{said} {part[1]}" if part else said
 
 
-_PROCESS = re.compile(r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* ", re.MULTILINE)
+_PROCESS = re.compile(
+    r"^\| +(\d+) +\S+ +\S+ +\d+ +C +\S*python\S* +(?:\S.* )?(\S+) *\|", re.MULTILINE
+)
 
 
 def busy_gpus(text: str) -> int:
-    """Return on how many GPUs a process of Python runs, by the table of nvidia-smi."""
-    return len(set(_PROCESS.findall(text)))
+    """Return on how many GPUs a process of Python runs, by the table of nvidia-smi.
+
+    0 where processes have no memory yet on some of the GPUs: others may be starting.
+    """
+    found = _PROCESS.findall(text)
+    busy = len({gpu for gpu, _ in found})
+    starting = busy < text.count("MiB / ") and any(memory == "0MiB" for _, memory in found)
+    return 0 if starting else busy
 
 
 PIECES = alternatives("pieces")  # of lines that say something of a run

@@ -309,6 +309,8 @@ class Pairs(LineDialect):
     signature = re.compile(r"loss", re.IGNORECASE)
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
+    _SECONDS = re.compile(r"\d ?s(?:ec\w*)?\b|\b(?:s|sec|seconds)[)\]]|/it\b|it/")
+    _unit = False
     _VALIDATES = re.compile(r"(?i)\bval(?:id|\b)")
 
     _stepped = _counted = _ahead = False
@@ -353,6 +355,7 @@ class Pairs(LineDialect):
                 return True
             self._bar = bar[0]
         self._columns_before = frozenset(row)
+        self._unit = self._unit or bool(self._SECONDS.search(line))
         self._stepped = self._stepped or "step" in row
         self._counted = self._counted or "step" not in row
         row["clock"] = self.clock(line)
@@ -365,7 +368,7 @@ class Pairs(LineDialect):
         """Take rates from totals of tokens, and say where records were counted."""
         super().finish()
         for job in self.out.jobs:
-            by_the_clock(job)
+            by_the_clock(job, bare=not self._unit)
             tokens_from_totals(job)
             batch = job.settings.get("global_batch_size")
             samples = job.table.column("consumed_samples")
