@@ -308,3 +308,30 @@ def test_a_time_of_all_the_steps_of_a_record_is_divided_among_them(tmp_path):
 def test_a_whole_number_of_hundreds_without_a_unit_is_of_milliseconds(tmp_path, unit, seconds):
     text = "".join(f"step: {n} | loss: {9 - n} | step time: 1250{unit}\n" for n in (1, 2, 3))
     assert read(tmp_path, text)["step_seconds_median"] == seconds
+
+
+def test_a_size_that_follows_is_not_asked_for_where_the_file_gives_several(tmp_path):
+    """The sizes of the groups give 2 x 2 x 4 GPUs; launchers said 2 and 16."""
+    text = "  world_size .............. 2\n  world_size .............. 16\n"
+    text += "using tensor parallel size: 2, pipeline model parallel size: 2, "
+    text += "data-parallel size: 4\n"
+    text += "".join(
+        f" iteration {n}/ 9 | elapsed time per iteration (ms): 2000.0 | lm loss: {9 - n} |\n"
+        for n in (1, 2)
+    )
+    found = read(tmp_path, text)
+    assert found["world_size"] == 16
+    assert not any("none is used" in one for one in found["warnings"])
+
+
+@pytest.mark.parametrize(("records", "seconds"), [(5, None), (60, 0.64)])
+def test_the_lines_of_llama_factory_count_without_a_loss(tmp_path, records, seconds):
+    """Ten steps take 6.4 s: whole seconds are too coarse for these, but not for 378 s."""
+    text = "".join(
+        f'{{"current_steps": {10 * n}, "total_steps": 999, "percentage": 9.9, "elapsed_time": '
+        f'"0:{6.4 * n // 60:02.0f}:{int(6.4 * n % 60):02}", "remaining_time": "0:00:30"}}\n'
+        for n in range(1, records + 1)
+    )
+    found = read(tmp_path, text, "trainer_log.jsonl")
+    assert (found["n_records"], found["last_step"]) == (records, 10 * records)
+    assert found["step_seconds_median"] == (seconds and pytest.approx(seconds, rel=0.005))

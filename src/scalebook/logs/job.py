@@ -243,14 +243,10 @@ class Job:
         return False
 
     def drop_conflicts(self) -> None:
-        """Leave out each setting that the file gives several values, and ask for the right one."""
+        """Leave out each setting that the file gives several values."""
         for name, values in self.conflicts.items():
-            if len(values) < 2:
-                continue
-            self.settings.pop(name, None)
-            said = f"{in_words(name)} as " + " and as ".join(map(str, values[:5]))
-            option = "gpus" if name == "world_size" else name.replace("_", "-")
-            self.note(f"The file gives the {said}: none is used. Say which with --{option}.")
+            if len(values) > 1:
+                self.settings.pop(name, None)
 
     def drop_repeats(self) -> None:
         """Keep only the last attempt of every step."""

@@ -20,6 +20,7 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 )
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
+_FINE_FOR_ALL = 200
 _SAME_TOKENS = 0.01
 _OF_RECORD = 0.15  # between a printed time and the time stamps of records
 
@@ -83,13 +84,25 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     clock = pairwise(job.table.column(column))
     spans = sorted(b - a for (a, b), each in zip(clock, seconds[1:], strict=True) if each > 0)
     if not spans or spans[len(spans) // 2] < _FINE_ENOUGH * resolution:
-        job.note(f"No step time is printed, and the {origin} are too coarse for one.")
+        _mean_of(job, column, resolution, origin)
         return
     job.table.set_column("seconds", seconds)
     usual = statistics.median(each for each in seconds if each > 0)
     job.details["seconds_from"] = origin
     job.details["seconds_within"] = usual * resolution / spans[len(spans) // 2]
     job.note(f"No step time is printed: it is the difference of {origin}.")
+
+
+def _mean_of(job: Job, column: str, resolution: float, origin: str) -> None:
+    """Give all rows the mean step time of a clock that is fine enough for all of them only."""
+    clock, steps = job.table.column(column), job.table.column("step")
+    span, count = clock[-1] - clock[0], steps[-1] - steps[0]
+    if span >= _FINE_FOR_ALL * resolution and count > 0 and len(job.attempts) == 1:
+        job.table.set_column("seconds", [span / count] * len(clock))
+        job.details["seconds_from"] = origin
+        job.note(f"No step time is printed, and the {origin} are coarse: it is their mean.")
+    else:
+        job.note(f"No step time is printed, and the {origin} are too coarse for one.")
 
 
 def by_the_clock(job: Job, *, bare: bool = False) -> None:

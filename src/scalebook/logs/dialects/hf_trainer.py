@@ -224,6 +224,7 @@ _COLUMNS = columns("hf-trainer")
 
 
 _RECORD = ({"loss", "loss/policy_avg"}, {"learning_rate", "lr", "epoch"})  # one of each
+_TIMED = {"current_steps", "elapsed_time"}  # of LLaMA-Factory, which may log no loss
 _STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
 
 
@@ -233,13 +234,14 @@ class HFTrainer(LineDialect):
     name = "hf-trainer"
     markers = (
         "'loss': ", '"loss": ', "loss/policy_avg", "train_runtime", "***** train metrics",
-        "optimization steps",
+        "optimization steps", '"current_steps": ',
     )  # fmt: skip
     signature = re.compile(
         rf"(?:\{{|^(?=['\"]loss))[^{{}}\n]*['\"]{_LOSS}['\"]: [^{{}}]{{0,4000}}?"
         r"['\"](?:learning_rate|lr|epoch)['\"]: "
         r"|\bTotal optimization steps = \d[^\0]{0,4000000}?\| [1-9]\d*/\d+ \[[\d:]+<"
-        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
+        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
+        r"|^\{\"current_steps\": \d+, \"total_steps\": \d+, [^{}\n]*\"elapsed_time\": ",
         re.MULTILINE,
     )
 
@@ -281,7 +283,8 @@ class HFTrainer(LineDialect):
             self._whole_run(entries)
             return True
         last = entries.get("current_steps", "") == entries.get("total_steps")
-        if not all(entries.keys() & some for some in _RECORD):
+        timed = entries.keys() >= _TIMED and not last and "eval_loss" not in entries
+        if not timed and not all(entries.keys() & some for some in _RECORD):
             self.out.held |= "eval_runtime" in entries
             self._progress.evaluated += max(0.0, number(entries.get("eval_runtime", "0")))
             if last and "eval_loss" not in entries:  # LLaMA-Factory's last line has no loss
@@ -316,7 +319,7 @@ class HFTrainer(LineDialect):
             count = number(step) - (round(before) if before > 1 + speed else 0)
             row["clock"], self._progress.resolution = count / speed, 0.01
         elif elapsed >= 0:
-            row["clock"] = elapsed
+            row["clock"], self._progress.resolution = elapsed, 1.0
         elif runtime:
             row["clock"] = number(runtime)
         self.out.goes_on()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from scalebook.logs.collect import LARGEST
-from scalebook.logs.ingest.log_config import LogConfig, rounding_of
+from scalebook.logs.ingest.log_config import LogConfig, option, rounding_of
 from scalebook.logs.job import Job, in_words
 from scalebook.measure.metrics import RunMetrics
 
@@ -135,6 +135,16 @@ def _drift(job: Job) -> list[str]:
     return [f"The step time drifts: {before:.4g} s in the first half, {after:.4g} s in the second."]
 
 
+def _unsettled(job: Job, known: LogConfig) -> list[str]:
+    """Ask for settings that the file gives several values, of which nothing else gives one."""
+    return [
+        f"The file gives the {in_words(name)} as {' and as '.join(map(str, values[:5]))}: none is "
+        f"used. Say which with {option(name)}."
+        for name, values in job.conflicts.items()
+        if len(values) > 1 and known.values.get(name) is None
+    ]
+
+
 def _gaps(job: Job) -> list[str]:
     steps = job.table.values("step")
     gaps = [after - before for before, after in itertools.pairwise(steps)]
@@ -159,7 +169,14 @@ def _start(job: Job) -> list[str]:
 
 def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return every warning about a job, the dialect's own first."""
-    found = [*job.notes, *known.notes, *_start(job), *_gaps(job), *_utilisation(job)]
+    found = [
+        *job.notes,
+        *_unsettled(job, known),
+        *known.notes,
+        *_start(job),
+        *_gaps(job),
+        *_utilisation(job),
+    ]
     found += [] if _batch_changes(job) else _drift(job)
     for name, factor in rate_disagreements(job, known).items():
         found.append(
