@@ -335,3 +335,28 @@ def test_the_lines_of_llama_factory_count_without_a_loss(tmp_path, records, seco
     found = read(tmp_path, text, "trainer_log.jsonl")
     assert (found["n_records"], found["last_step"]) == (records, 10 * records)
     assert found["step_seconds_median"] == (seconds and pytest.approx(seconds, rel=0.005))
+
+
+@pytest.mark.parametrize(
+    ("form", "seconds"),
+    [
+        ("iter_dt 250.00ms; iter {n}: train loss {loss}", 0.25),  # minGPT
+        ("INFO:tensorflow:loss = {loss}, step = {n} (25.000 sec)", 0.25),  # an Estimator
+        ("logging_writer.py:48] [{n}] loss={loss}, timing/steps_per_second=4.0", 0.25),
+        ("I0101 10:00:00 1 train.py:200] train[{n}]: loss={loss}, steps/s=4.0", 0.25),
+    ],
+)
+def test_trainers_name_the_step_and_its_time_in_their_own_way(tmp_path, form, seconds):
+    lines = [form.format(n=n, loss=9 - n / 100) for n in range(100, 600, 100)]
+    found = read(tmp_path, "\n".join(lines) + "\n")
+    assert (found["n_records"], found["last_step"], found["loss_last"]) == (5, 500, 4)
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+
+
+def test_the_table_that_a_notebook_shows_of_a_trainer_has_steps_and_a_mean_time(tmp_path):
+    """60 steps take 1 min 12 s."""
+    text = "[60/60 01:12, Epoch 1/1]\nStep\tTraining Loss\n"
+    text += "".join(f"{n}\t{3 - n / 100:.6f}\n" for n in range(10, 70, 10))
+    found = read(tmp_path, text, "output.txt")
+    assert (found["n_records"], found["last_step"], found["loss_last"]) == (6, 60, 2.4)
+    assert found["step_seconds_median"] == 1.2

@@ -187,7 +187,8 @@ _STEP = re.compile(
     r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
     r"|(?:^|[\[(])(\d{1,9})/(\d{1,9})[\])]?(?=[ :,|-]{1,4}(?:\w{1,20}[ _/])?loss\b)"
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]"  # MMEngine and XTuner
-    r"|\bminiE \d+ s (\d{1,9})\b",  # RWKV-LM
+    r"|\bminiE \d+ s (\d{1,9})\b"  # RWKV-LM
+    r"|\b(?:logging_writer\.py:\d+\] |train)\[(\d{1,9})\]",  # clu, T5X
     re.IGNORECASE,
 )
 _BATCH = re.compile(r"(?<![\w/])[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
@@ -289,7 +290,7 @@ def _step_at(line: str, row: dict[str, float]) -> int | None:
         row["step"] = float(max(epoch - 1, 0) * each + done)
         return epochs * each or None
     if found := _STEP.search(line):
-        row["step"] = float(integer(found[1] or found[3] or found[5] or found[7]))
+        row["step"] = float(integer(found[1] or found[3] or found[5] or found[7] or found[8]))
         total = found[2] or found[4] or found[6]
         return integer(total) if total else None
     if found := _BATCH.search(line):

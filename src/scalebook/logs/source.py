@@ -352,7 +352,7 @@ def _cells(line: str) -> list[str]:
     """Return the cells of a row that lines or blanks separate."""
     if any(bar in line for bar in "│┃|"):
         return [cell.strip() for cell in re.split("[│┃|]", line.strip(" │┃|"))]
-    return re.split(r"\s{2,}", line.strip())
+    return re.split(r"\s{2,}|\t", line.strip())
 
 
 def _with_names(lines: list[str]) -> Iterator[str]:
@@ -371,7 +371,8 @@ def _with_names(lines: list[str]) -> Iterator[str]:
         step = next(
             (i for i, one in enumerate(low) if one in ("step", "steps", "iter", "iteration")), -1
         )
-        if step >= 0 and len(cells) > 2 and not any(one[:1].isdigit() for one in low):
+        wide = len(cells) > 2 or "loss" in low[-1]  # of notebooks: Step, Training Loss
+        if step >= 0 and wide and not any(one[:1].isdigit() for one in low):
             heads, at, sizes = cells, step, []
         cells = cells if len(cells) == len(heads) else line.split()
         if heads and len(cells) == len(heads) and cells[at].replace(",", "").isdigit():

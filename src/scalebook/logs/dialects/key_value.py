@@ -7,7 +7,15 @@ from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.dialects.rows import Rows
-from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
+from scalebook.logs.numbers import (
+    MISSING,
+    clock_of,
+    clock_seconds,
+    integer,
+    names,
+    number,
+    whole,
+)
 from scalebook.logs.pairs import (
     TIMED,
     bar_seconds,
@@ -310,7 +318,9 @@ class Pairs(LineDialect):
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
     _SECONDS = re.compile(r"\d ?s(?:ec\w*)?\b|\b(?:s|sec|seconds)[)\]]|/it\b|it/")
-    _unit = False
+    _NOTEBOOK = re.compile(r"\[ *([1-9]\d*)/\d+ ([\d:]+), Epoch ")  # what a Trainer shows
+    _SINCE = re.compile(r", step = \d+ \(([\d.]+) sec\)")  # of an Estimator: the steps before
+    _unit, _mean = False, MISSING
     _VALIDATES = re.compile(r"(?i)\bval(?:id|\b)")
 
     _stepped = _counted = _ahead = False
@@ -340,6 +350,11 @@ class Pairs(LineDialect):
     def line(self, line: str) -> bool:
         """Take a record."""
         row, total = pairs_of(line)
+        if ", Epoch" in line and (shown := self._NOTEBOOK.search(line)):
+            self._mean = clock_seconds(shown[2]) / integer(shown[1])
+        if " sec)" in line and (since := self._SINCE.search(line)):
+            count = row.get("step", MISSING) - (self.out.job.last_step or 0)
+            row["seconds"] = number(since[1]) / count if count > 0 else MISSING
         loss, timed = "loss" in row, bool(row.keys() & TIMED)
         timed = timed and (loss or not self._VALIDATES.search(line))
         if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):
@@ -369,6 +384,9 @@ class Pairs(LineDialect):
         super().finish()
         for job in self.out.jobs:
             by_the_clock(job, bare=not self._unit)
+            if self._mean > 0 and not job.table.has("seconds"):
+                job.table.set_column("seconds", [self._mean] * len(job.table))
+                job.note("The step time is the mean of the whole run: no other was printed.")
             tokens_from_totals(job)
             batch = job.settings.get("global_batch_size")
             samples = job.table.column("consumed_samples")
