@@ -360,3 +360,28 @@ def test_the_table_that_a_notebook_shows_of_a_trainer_has_steps_and_a_mean_time(
     found = read(tmp_path, text, "output.txt")
     assert (found["n_records"], found["last_step"], found["loss_last"]) == (6, 60, 2.4)
     assert found["step_seconds_median"] == 1.2
+
+
+def test_a_step_above_a_thousand_may_have_commas(tmp_path):
+    text = "".join(
+        f"step {n:,}/2,000 | loss: {9 - n / 1000} | dt: 250ms\n" for n in (900, 1000, 1100)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"], found["step_seconds_median"]) == (3, 1100, 0.25)
+    assert (
+        found["reason"] == "The log ends at step 1100 of 2000 and does not say how the run ended."
+    )
+
+
+def test_few_times_in_proportion_to_the_steps_are_since_the_start(tmp_path):
+    """100 steps take 125 s."""
+    text = "".join(f"Step {n} Loss: {9 - n / 100} Time: {1.25 * n:.1f}s\n" for n in (100, 200, 300))
+    assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(1.25)
+
+
+def test_ten_steps_in_two_seconds_take_milliseconds(tmp_path):
+    text = "".join(
+        f"[2024-03-09 10:38:2{n}] step={85 + 5 * n} loss={3 - n / 10} dt=7{n}.5\n"
+        for n in (0, 1, 2)
+    )
+    assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(0.0715)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 _FINE_ENOUGH = 20
 _FINE_FOR_ALL = 200
 _SAME_TOKENS = 0.01
+_FIXED = 0.1  # of a mean since the start
 _OF_RECORD = 0.15  # between a printed time and the time stamps of records
 
 
@@ -93,6 +94,13 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     job.note(f"No step time is printed: it is the difference of {origin}.")
 
 
+def _proportional(times: Sequence[float], steps: Sequence[float]) -> bool:
+    """Whether times are those since the start: three or more, as many times a mean as steps."""
+    means = [one / step for one, step in zip(times, steps, strict=True) if step > 0 and one > 0]
+    several = len(means) == len(times) > 2 and steps[-1] > 2 * steps[0]
+    return several and max(means) < (1 + _FIXED) * min(means)
+
+
 def _mean_of(job: Job, column: str, resolution: float, origin: str) -> None:
     """Give all rows the mean step time of a clock that is fine enough for all of them only."""
     clock, steps = job.table.column(column), job.table.column("step")
@@ -112,7 +120,8 @@ def by_the_clock(job: Job, *, bare: bool = False) -> None:
     """
     table, known = job.table, job.table.values("seconds")
     times = list(table.column("seconds"))
-    if len(known) > 4 and known == sorted(known) and known[-1] > len(known) / 2 * known[0]:
+    rises = len(known) > 4 and known == sorted(known) and known[-1] > len(known) / 2 * known[0]
+    if rises or _proportional(times, table.column("step")):
         table.set_column("clock", times)
         table.set_column("seconds", [MISSING] * len(times))
         seconds_from(job, "clock", 0.1 if any(t % 1 for t in known) else 1.0, "printed run times")
@@ -123,9 +132,10 @@ def by_the_clock(job: Job, *, bare: bool = False) -> None:
     if math.isnan(span) and bare and all(one >= 100 and one % 1 == 0 for one in known):
         table.set_column("seconds", [value * 1e-3 for value in table.column("seconds")])
         job.note("The step time has no unit. Whole numbers of hundreds are taken as milliseconds.")
-    if not (span >= 5 and count > 0):  # false for NaN
+    short = 1 <= span < 5 and usual * count > 100 * (span + 2)  # which leaves no other unit
+    if not (count > 0 and (span >= 5 or short)):  # false for NaN
         return
-    times, factor = table.column("seconds"), usual / (span / count)
+    times, factor = table.column("seconds"), 1000.0 if short else usual / (span / count)
     each = statistics.median(after - before for before, after in pairwise(steps))
     if each > 1 and abs(factor / each - 1) < min(_OF_RECORD, abs(factor / 1000 - 1)):
         times = [value / each for value in times]
@@ -184,7 +194,8 @@ TIMED = {"seconds", *RATES}
 _STEP = re.compile(
     r"(?<![\w/])(?<!inner )(?<!micro )(?:global[ _]?)?"
     r"(?:step|iter|iters|iteration|num_updates|update(?=[=:]))['\"]?(?:\s*[:=#]\s*|\s+)\[?['\"]?"
-    r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
+    r"(\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,9})(?![\d.]|\s?m?s\b)"
+    r"(?:\s*(?:/|of)\s*(\d{1,3}(?:,\d{3})+(?![,\d])|\d{1,9}))?"
     r"|(?:^|[\[(])(\d{1,9})/(\d{1,9})[\])]?(?=[ :,|-]{1,4}(?:\w{1,20}[ _/])?loss\b)"
     r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]"  # MMEngine and XTuner
     r"|\bminiE \d+ s (\d{1,9})\b"  # RWKV-LM
@@ -290,9 +301,10 @@ def _step_at(line: str, row: dict[str, float]) -> int | None:
         row["step"] = float(max(epoch - 1, 0) * each + done)
         return epochs * each or None
     if found := _STEP.search(line):
-        row["step"] = float(integer(found[1] or found[3] or found[5] or found[7] or found[8]))
+        step = found[1] or found[3] or found[5] or found[7] or found[8]
+        row["step"] = float(integer(step.replace(",", "")))
         total = found[2] or found[4] or found[6]
-        return integer(total) if total else None
+        return integer(total.replace(",", "")) if total else None
     if found := _BATCH.search(line):
         row["step"] = float(integer(found[1]))
     elif bar := bar_state(line):
