@@ -385,3 +385,28 @@ def test_ten_steps_in_two_seconds_take_milliseconds(tmp_path):
         for n in (0, 1, 2)
     )
     assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(0.0715)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_bars_of_epochs_are_of_one_run(tmp_path, first):
+    """Three epochs of 200 steps, with the bar of a validation behind each."""
+    text = ""
+    for epoch in range(3):
+        for n in (100, 200):
+            text += (
+                f"Epoch {first + epoch}: {n // 2}%|### | {n}/200 [00:{n // 10}<00:00, 10.00it/s, "
+            )
+            text += f"loss={9 - epoch - n / 400}]\r"
+        text += "\nValidation: 100%|### | 50/50 [00:02<00:00, 25.00it/s, loss=9.5]\n"
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"], found["status"]) == (6, 600, "completed")
+    assert (found["loss_first"], found["loss_last"]) == (8.75, 6.5)
+    assert found["step_seconds_median"] == pytest.approx(0.1)
+
+
+def test_an_iteration_of_litgpt_that_counts_from_zero_is_a_step_that_counts_from_one(tmp_path):
+    text = "".join(
+        f"iter {n} step {n + 1}: loss {9 - n / 10}, iter time: 2430.00ms (optimizer.step)\n"
+        for n in range(0, 40, 10)
+    )
+    assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(2.43)

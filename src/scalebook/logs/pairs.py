@@ -220,7 +220,9 @@ _BARE_TIME = re.compile(
 )
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[ *(\d+)/\d+ \(")  # of an epoch
 _EVALUATES = re.compile(
-    r"(?:^\W{0,9}\[|\bProgress on: ?(?:\w+/)?)(?:val|valid|validation|eval|test)\b", re.IGNORECASE
+    r"(?:^\W{0,9}\[|\bProgress on: ?(?:\w+/)?)(?:val|valid|validation|eval|test)\b"
+    r"|^\W{0,9}(?:val|eval|test|predict)[a-z]*\b[^|%\n]{0,20}: {1,3}\d+%",  # a bar
+    re.IGNORECASE,
 )
 _KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
 

@@ -320,7 +320,9 @@ class Pairs(LineDialect):
     _SECONDS = re.compile(r"\d ?s(?:ec\w*)?\b|\b(?:s|sec|seconds)[)\]]|/it\b|it/")
     _NOTEBOOK = re.compile(r"\[ *([1-9]\d*)/\d+ ([\d:]+), Epoch ")  # what a Trainer shows
     _SINCE = re.compile(r", step = \d+ \(([\d.]+) sec\)")  # of an Estimator: the steps before
+    _EPOCH = re.compile(r"(?i)\bepoch:? ?(\d{1,6})(?:/\d{1,6})?\b[^|%\n]{0,30}: *\d+%")
     _unit, _mean = False, MISSING
+    _epoch: int | None = None  # the first one
     _VALIDATES = re.compile(r"(?i)\bval(?:id|\b)")
 
     _stepped = _counted = _ahead = False
@@ -364,11 +366,13 @@ class Pairs(LineDialect):
             return True
         if loss and (bar := bar_state(line)) and bar[0] == row.get("step"):
             self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
-            if bar[0] == self._bar and not self._ahead:  # drawn first with the loss before
+            past = self._epochs_before(line) * bar[1]
+            at, total = bar[0] + past, bar[1] + past
+            if at == self._bar and not self._ahead:  # drawn first with the loss before
                 self.out.job.table.amend("loss", row["loss"])
-            if bar[0] == self._bar or (self._ahead and bar[0] == 0):
+            if at == self._bar or (self._ahead and bar[0] == 0):
                 return True
-            self._bar = bar[0]
+            self._bar, row["step"] = at, float(at)
         self._columns_before = frozenset(row)
         self._unit = self._unit or bool(self._SECONDS.search(line))
         self._stepped = self._stepped or "step" in row
@@ -378,6 +382,16 @@ class Pairs(LineDialect):
             self.out.job.first_number = 0
         self.out.step(row, total=total)
         return True
+
+    def _epochs_before(self, line: str) -> int:
+        """Return how many epochs lie behind the one whose bar a line draws."""
+        found = self._EPOCH.search(line)
+        if found is None:
+            return 0
+        epoch = integer(found[1])
+        if self._epoch is None or epoch < self._epoch:
+            self._epoch = epoch
+        return epoch - self._epoch
 
     def finish(self) -> None:
         """Take rates from totals of tokens, and say where records were counted."""

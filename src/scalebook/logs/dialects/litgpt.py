@@ -61,14 +61,15 @@ class LitGPT(LineDialect):
                     self.out.step({**row, "seconds": seconds})
                     seconds = 0.0
             return
-        last = -1.0
+        last, apart = -1.0, {iteration - row["step"] for iteration, _, row in self._rows}
+        single = len(self._rows) > 1 and len(apart) == 1  # steps of one: counted from 0 and from 1
         for iteration, _, row in self._rows:
             if row["step"] == last:
                 self.out.job.table.amend("seconds", MISSING)
                 self.out.job.note("Lines of the other micro batches of a step were left out.")
                 continue
             last = row["step"]
-            if iteration != last:
+            if iteration != last and not single:
                 row["seconds"] = MISSING
                 self.out.job.note("The printed time is that of a micro batch, not of a step.")
             self.out.step(row)
