@@ -410,3 +410,24 @@ def test_an_iteration_of_litgpt_that_counts_from_zero_is_a_step_that_counts_from
         for n in range(0, 40, 10)
     )
     assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(2.43)
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        ("command terminated with exit code 137", "failed"),
+        ("Process finished with exit code 139", "failed"),
+        ("Process finished with exit code 0", "completed"),
+        ("Done training.", "completed"),
+        ("Early stopping triggered after 8 steps", "completed"),
+        ("Time limit reached. Saving checkpoint and exiting.", "interrupted"),
+        ("pod default/train-0 terminated (Evicted)", "interrupted"),
+        ("Job preempted: saving and exiting", "interrupted"),
+    ],
+)
+def test_the_last_line_says_how_a_run_ended(tmp_path, last, status):
+    steps = "".join(f"step: {n} | loss: {9 - n} | step time: 1.5s\n" for n in (1, 2, 3))
+    found = read(tmp_path, f"{steps}{last}\n")
+    assert found["status"] == status
+    assert status != "failed" or "ended by a signal" in found["reason"]
+    assert status != "interrupted" or last in found["reason"]
