@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.setting_lines import partial_training
 
 
 def jobs(tmp_path: Path, text: str, name: str = "a.log") -> list[dict[str, Any]]:
@@ -431,3 +432,55 @@ def test_the_last_line_says_how_a_run_ended(tmp_path, last, status):
     assert found["status"] == status
     assert status != "failed" or "ended by a signal" in found["reason"]
     assert status != "interrupted" or last in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("line", "trained"),
+    [
+        (">> Fine-tuning method: LoRA", "lora"),
+        (">> Fine-tuning method: Freeze", "freeze"),
+        (">> Fine-tuning method: Full", None),
+        ("Trainable parameters = 41,943,040/8,000,000,000 (0.52% trained)", "part"),
+        ("Trainable parameters = 8,000,000,000/8,000,000,000 (100.00% trained)", "all"),
+        ("SwiftModel: 3107.6M Params (18.35M Trainable [0.5905%]), 0.0001M Buffers.", "part"),
+        ("SwiftModel: 3107.6M Params (3107.6M Trainable [100.0000%]), 0.0001M Buffers.", None),
+        ("Frozen parameters: 7.61e+09 || Trainable parameters:2.02e+07 || Trainable:0.26%", "part"),
+        ("Number of non-trainable parameters: 2,779,683,840", "part"),
+        ("Number of non-trainable parameters: 0", None),
+        ("Trainable: 13,631,488 / 8,043,892,736 (0.17%)", "part"),
+        ("python train.py --use_peft --lora_r=16", "lora"),
+        ("python train.py --use_peft False --lora_rank 0", None),
+        ("Applied LoRA to 224 modules", "lora"),
+        ("LoRA: enabled", "lora"),
+        ("lora_rank: 32", None),
+    ],
+)
+def test_trainers_say_that_a_part_of_the_weights_is_trained(line, trained):
+    assert partial_training(line) == trained
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "last"),
+    [
+        ("Epoch {epoch} | Step {n}/500 | Loss: {loss} | Time: 0.5s", 0, 1400),
+        ("epoch: {epoch}, step: {n}, loss: {loss}, time: 0.5s", 0, 1202),
+        ("epoch: {epoch}, step: {n}, loss: {loss}, time: 0.5s", 1, 1203),
+    ],
+)
+def test_steps_that_count_afresh_in_each_epoch_are_of_one_run(tmp_path, form, first, last):
+    """Steps 0, 100, .. 400 of 500, or 1, 101, .. 401, in each of three epochs."""
+    text = "".join(
+        form.format(epoch=epoch, n=first + n, loss=9 - epoch - n / 1000) + "\n"
+        for epoch in range(3)
+        for n in range(0, 500, 100)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"], found["loss_last"]) == (15, last, 6.6)
+
+
+def test_steps_that_go_on_over_the_epochs_stay_as_they_are(tmp_path):
+    text = "".join(
+        f"Epoch {n // 200} | Step {n}/600 | Loss: {9 - n / 100}\n" for n in range(0, 600, 50)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"]) == (12, 550)

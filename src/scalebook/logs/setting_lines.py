@@ -106,13 +106,19 @@ _PACKED = re.compile(
 _PARTIAL = re.compile(
     r"(?i:\b(?:peft|peft_scheme|finetuning_type|train_type|tuner_type|adapter)['\"]?\s*[.:=]+\s*['\"]?"
     r"(?P<kind>q?lora|dora|adalora|lora\+|ia3|adapter|prefix|prompt)\b)"
-    r"|\b(?i:use_lora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
+    r"|\b(?i:use_[dl]ora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
+    r"|--(?:use[_-](?:peft|lora)\b(?![ =](?i:false|0))|lora[_-](?:r|rank|dim)[ =][1-9])"
+    r"|\bFine-tuning method: (?!Full)(?P<method>\w+)"
     r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
     r"|\bTrainable parameters: (?!100)[\d.]+% \(|\bSaving LoRA weights"
-    r"|\b(?:PeftModel|LoraConfig\(|LoRA training active"
-    r"|(?:Adding|Applying|Using|Injecting|Setting up) LoRA)"
+    r"|\b(?:PeftModel|LoraConfig\(|LoRA training active|LoRA:? enabled|LoRA adapters added"
+    r"|(?:Adding|Applying|Applied|Using|Injecting|Setting up|model with) LoRA)"
 )
-_COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
+_COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) ?(?:\|\| all params: |of |/ ?)([\d,]+)")
+_SHARE = re.compile(  # of the weights
+    r"(?i)\bnon-trainable parameters:? [1-9]|(?<!non-)trainable\b[^\n%]{0,60}[\[(:]"
+    r"(?!100|99|0*\.?0*%)[\d.]+ ?%"
+)
 _FROZEN = re.compile(r"(?<![\d.,])([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
@@ -308,10 +314,12 @@ def partial_training(line: str) -> str | None:
     """Return what a line says was trained, such as LoRA, part or all; None if it does not."""
     found = _PARTIAL.search(line)
     if found:
-        return (found["kind"] or found["bracket"] or "LoRA").lower()
+        return (found["kind"] or found["bracket"] or found["method"] or "LoRA").lower()
     counted = _COUNTED.search(line)
     if counted:
         return "part" if number(counted[1]) < number(counted[2]) else "all"
+    if "rainable" in line and _SHARE.search(line):
+        return "part"
     frozen = _FROZEN.search(line)
     return "part" if frozen and number(frozen[1]) > 0 else None
 

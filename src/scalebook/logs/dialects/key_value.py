@@ -320,13 +320,14 @@ class Pairs(LineDialect):
     _SECONDS = re.compile(r"\d ?s(?:ec\w*)?\b|\b(?:s|sec|seconds)[)\]]|/it\b|it/")
     _NOTEBOOK = re.compile(r"\[ *([1-9]\d*)/\d+ ([\d:]+), Epoch ")  # what a Trainer shows
     _SINCE = re.compile(r", step = \d+ \(([\d.]+) sec\)")  # of an Estimator: the steps before
-    _EPOCH = re.compile(r"(?i)\bepoch:? ?(\d{1,6})(?:/\d{1,6})?\b[^|%\n]{0,30}: *\d+%")
+    _EPOCH = re.compile(r"(?i)\bepoch\W{0,3}(\d{1,6})(?![\d.])")
     _unit, _mean = False, MISSING
-    _epoch: int | None = None  # the first one
+    _counts = (-2, 0, 0, 0)  # epoch, step and first step in it, steps before
     _VALIDATES = re.compile(r"(?i)\bval(?:id|\b)")
 
     _stepped = _counted = _ahead = False
-    _bar, _columns_before = 0, frozenset[str]()
+    _bar: float = 0.0
+    _columns_before = frozenset[str]()
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -364,15 +365,17 @@ class Pairs(LineDialect):
         if self.cut and not timed and row.keys() != self._columns_before:
             self.out.job.counts.broken_records += 1
             return True
-        if loss and (bar := bar_state(line)) and bar[0] == row.get("step"):
+        bar = bar_state(line) if loss else None
+        drawn = bar is not None and bar[0] == row.get("step")
+        if "step" in row and (past := self._past(line, integer(f"{row['step']:.0f}"), total)):
+            row["step"], total = row["step"] + past, total and total + past
+        if drawn and bar is not None:
             self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
-            past = self._epochs_before(line) * bar[1]
-            at, total = bar[0] + past, bar[1] + past
-            if at == self._bar and not self._ahead:  # drawn first with the loss before
+            if row["step"] == self._bar and not self._ahead:  # drawn first with the loss before
                 self.out.job.table.amend("loss", row["loss"])
-            if at == self._bar or (self._ahead and bar[0] == 0):
+            if row["step"] == self._bar or (self._ahead and bar[0] == 0):
                 return True
-            self._bar, row["step"] = at, float(at)
+            self._bar = row["step"]
         self._columns_before = frozenset(row)
         self._unit = self._unit or bool(self._SECONDS.search(line))
         self._stepped = self._stepped or "step" in row
@@ -383,15 +386,17 @@ class Pairs(LineDialect):
         self.out.step(row, total=total)
         return True
 
-    def _epochs_before(self, line: str) -> int:
-        """Return how many epochs lie behind the one whose bar a line draws."""
-        found = self._EPOCH.search(line)
-        if found is None:
+    def _past(self, line: str, step: int, total: int | None) -> int:
+        """Return the steps of the epochs before, where those of an epoch count afresh."""
+        if (found := self._EPOCH.search(line)) is None:
             return 0
-        epoch = integer(found[1])
-        if self._epoch is None or epoch < self._epoch:
-            self._epoch = epoch
-        return epoch - self._epoch
+        epoch, (before, last, first, past) = integer(found[1]), self._counts
+        if epoch > before >= 0 and (step <= last or past):
+            past += (total or last + (first == 0)) * (epoch - before)
+        elif epoch < before or before < 0:
+            past, first = 0, step
+        self._counts = epoch, step, first, past
+        return past
 
     def finish(self) -> None:
         """Take rates from totals of tokens, and say where records were counted."""
