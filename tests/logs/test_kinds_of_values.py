@@ -484,3 +484,15 @@ def test_steps_that_go_on_over_the_epochs_stay_as_they_are(tmp_path):
     )
     found = read(tmp_path, text)
     assert (found["n_records"], found["last_step"]) == (12, 550)
+
+
+def test_the_benchmark_of_thunder_names_its_model_and_a_logger_tflops_per_second(tmp_path):
+    steps = "".join(
+        f"Step: {n} | Time: 15.2s | TFLOPs/s/GPU: 907.5 | Tokens/s/GPU: 2144 | Loss: {9 - n}\n"
+        for n in (1, 2, 3)
+    )
+    found = read(tmp_path, f"{steps}Model name: Llama-2-7b-hf\n")
+    assert (found["model"], found["tflops_per_second_per_gpu_logged_median"]) == (
+        "llama2-7b",
+        907.5,
+    )

@@ -184,7 +184,7 @@ _FP8 = re.compile(
 _SIZE_OF_MODEL = r"[a-z][\w.-]*(?:[ -]\d[\d.x]*|\d)[bm]\b[\w.-]*"
 _MODEL = re.compile(
     r"(?i)(?<![\w./])(?<!teacher )(?<!reward )(?<!draft )(?:(?:pretrained_)?model_name_or_path"
-    r"|base_model|model(?:_(?:name|variant|path|id|type))?|building|loading (?:base )?model)"
+    r"|base_model|model(?:[_ ](?:name|variant|path|id|type))?|building|loading (?:base )?model)"
     rf"(?:['\"]?\s*[:=|│]\s*|\s+|', )['\"]?(?:[\w.-]*/)*({_SIZE_OF_MODEL})"
     r"|_component_: [\w.]+\.(?:q?lora_)?(\w+)|--config (\w+/\d+b)_"  # torchtune
 )
