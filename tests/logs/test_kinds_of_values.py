@@ -496,3 +496,16 @@ def test_the_benchmark_of_thunder_names_its_model_and_a_logger_tflops_per_second
         "llama2-7b",
         907.5,
     )
+
+
+def test_two_runs_that_print_into_one_log_are_told_apart_by_their_lengths(tmp_path):
+    """One is at step 20 when the other begins; the other prints each of its lines twice."""
+    form = "step: {n}/{of} | loss: {loss} | step time: {seconds}s\n"
+    one = [form.format(n=n, of=50, loss=9 - n / 10, seconds=4.0) for n in range(1, 31)]
+    other = [form.format(n=n, of=80, loss=8 - n / 10, seconds=1.5) * 2 for n in range(1, 41)]
+    mixed = [
+        line for k, first in enumerate(one[20:]) for line in (first, *other[4 * k : 4 * k + 4])
+    ]
+    both = jobs(tmp_path, "".join([*one[:20], *mixed]))
+    assert [(found["n_records"], found["last_step"]) for found in both] == [(30, 30), (40, 40)]
+    assert [found["step_seconds_median"] for found in both] == [4.0, 1.5]

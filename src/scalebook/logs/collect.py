@@ -135,6 +135,7 @@ class Collector:
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
         if self._other_rank(rank):
             return
+        self._switch(number, total)
         back = bool(len(self.job.table)) and number <= self.job.table.column("step")[-1]
         if back and self._same_as_last(row):
             self.job.counts.duplicate_records += 1
@@ -160,6 +161,16 @@ class Collector:
             return
         self._rows += 1
         self.job.table.append(row)
+
+    def _switch(self, number: float, total: int | None) -> None:
+        """Return to the run that this step continues, if two runs print into one log."""
+        if total is None or self.job.total_steps in (None, total):
+            return
+        runs = (one for one in reversed(self.jobs) if one.total_steps == total and len(one.table))
+        if (run := next(runs, None)) and not run.finished:
+            before, last = run.table.column("step")[-2:][0], run.table.column("step")[-1]
+            if last <= number <= last + 2 * max(1.0, last - before):
+                self.job, self._clock = run, run.table.column("clock")[-1]
 
     def _at_once(self, clock: float, other_run: bool) -> bool:
         """Whether a rank may have printed what follows the last record: a start takes longer."""
