@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 318,
-    "lines": 67486,
+    "lines": 67498,
     "longest file": 610,
     "rooms": 33,
     "import arrows between rooms": 192,

@@ -509,3 +509,12 @@ def test_two_runs_that_print_into_one_log_are_told_apart_by_their_lengths(tmp_pa
     both = jobs(tmp_path, "".join([*one[:20], *mixed]))
     assert [(found["n_records"], found["last_step"]) for found in both] == [(30, 30), (40, 40)]
     assert [found["step_seconds_median"] for found in both] == [4.0, 1.5]
+
+
+def test_an_evaluation_is_not_in_the_mean_of_a_coarse_clock(tmp_path):
+    """Steps of 0.5 s by whole seconds, and a pause of 60 s behind the two hundredth."""
+    text = ""
+    for n in range(0, 500, 10):
+        passed = n // 2 + (60 if n > 200 else 0)
+        text += f"2025-04-11 16:{passed // 60:02}:{passed % 60:02} step: {n} loss: {9 - n / 100}\n"
+    assert read(tmp_path, text)["step_seconds_median"] == pytest.approx(0.5)

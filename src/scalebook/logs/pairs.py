@@ -20,7 +20,7 @@ _LOGGED = re.compile(  # by tqdm_loggable: 45.0it/1.20kit rate:1.3s/it remaining
 )
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
-_FINE_FOR_ALL = 200
+_FEWEST_PARTS, _USUAL = 8, 1.2
 _SAME_TOKENS = 0.01
 _FIXED = 0.1  # of a mean since the start
 _OF_RECORD = 0.15  # between a printed time and the time stamps of records
@@ -102,15 +102,27 @@ def _proportional(times: Sequence[float], steps: Sequence[float]) -> bool:
 
 
 def _mean_of(job: Job, column: str, resolution: float, origin: str) -> None:
-    """Give all rows the mean step time of a clock that is fine enough for all of them only."""
+    """Give all rows the mean step time of a clock that is too coarse for each of them.
+
+    What takes longer than usual by the clock, such as an evaluation, is left out.
+    """
     clock, steps = job.table.column(column), job.table.column("step")
-    span, count = clock[-1] - clock[0], steps[-1] - steps[0]
-    if span >= _FINE_FOR_ALL * resolution and count > 0 and len(job.attempts) == 1:
-        job.table.set_column("seconds", [span / count] * len(clock))
-        job.details["seconds_from"] = origin
-        job.note(f"No step time is printed, and the {origin} are coarse: it is their mean.")
-    else:
+    parts: list[tuple[float, float]] = []  # seconds and steps, long enough for the clock
+    start = 0
+    for row in range(1, len(clock)):
+        span, count = clock[row] - clock[start], steps[row] - steps[start]
+        if span >= _FINE_ENOUGH * resolution and count > 0:
+            parts.append((span, count))
+            start = row
+    if len(parts) < _FEWEST_PARTS or len(job.attempts) > 1:
         job.note(f"No step time is printed, and the {origin} are too coarse for one.")
+        return
+    usual = statistics.median(span / count for span, count in parts)
+    kept = [one for one in parts if one[0] <= _USUAL * usual * one[1]]
+    seconds = sum(span for span, _ in kept) / sum(count for _, count in kept)
+    job.table.set_column("seconds", [seconds] * len(clock))
+    job.details |= {"seconds_from": origin, "seconds_within": seconds / _FINE_ENOUGH}
+    job.note(f"No step time is printed, and the {origin} are coarse: it is their mean.")
 
 
 def by_the_clock(job: Job, *, bare: bool = False) -> None:
