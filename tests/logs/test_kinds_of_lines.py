@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from log_texts import jobs, read
 
 from scalebook import logs
 from scalebook.logs.ingest.ingestion import summaries
-
-
-def jobs(tmp_path: Path, text: str, name: str = "a.log") -> list[dict[str, Any]]:
-    path = tmp_path / name
-    path.write_text(text)
-    return summaries(path, {})
-
-
-def read(tmp_path: Path, text: str, name: str = "a.log") -> dict[str, Any]:
-    (found,) = jobs(tmp_path, text, name)
-    return found
 
 
 def iteration(n: int, *, total: int = 4, batch: int = 16, loss: float | None = None) -> str:

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
+from log_texts import jobs, read
 
-from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest
 from scalebook.logs.setting_lines import partial_training
-
-
-def jobs(tmp_path: Path, text: str, name: str = "a.log") -> list[dict[str, Any]]:
-    path = tmp_path / name
-    path.write_text(text)
-    return summaries(path, {})
-
-
-def read(tmp_path: Path, text: str, name: str = "a.log") -> dict[str, Any]:
-    (found,) = jobs(tmp_path, text, name)
-    return found
 
 
 def speedrun(n: int, ms: int) -> str:

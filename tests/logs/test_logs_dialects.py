@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_texts import read
 
 from scalebook import logs, store
 from scalebook.cli import main
@@ -229,14 +230,6 @@ def test_what_is_derived_says_from_what():
     assert found["provenance"]["sequence_length"] == "derived"
     assert found["provenance"]["global_batch_size"] == "told"
     assert "step time" in found["derived_from"]["sequence_length"]
-
-
-def read(tmp_path: Path, text: str) -> dict[str, Any]:
-    path = tmp_path / "a.log"
-    path.write_text(text)
-    found = summaries(path, {})
-    assert len(found) == 1
-    return found[0]
 
 
 def test_a_record_that_every_rank_prints_is_one_record(tmp_path):

@@ -58,6 +58,7 @@ _SCRIPT = re.compile(  # the source of a trainer, which a line of = ends
     re.MULTILINE,
 )
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789.,"))
+_LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")
 
 
 def _without_scripts(text: str) -> str:
@@ -65,9 +66,6 @@ def _without_scripts(text: str) -> str:
     if "import " not in text or "\n" + "=" * 40 not in text:
         return text
     return _SCRIPT.sub(lambda found: found[0] if "\n```" in found[0] else "\n", text)
-
-
-_LAST = re.compile(r"[\d.,eE+-]*\d[\d.,eE+-]*$")
 
 
 def _whole(line: str, before: str) -> str:

@@ -177,8 +177,8 @@ class TrainerState(JSONDialect):
         whole: dict[str, Any] = ends[-1] if ends else document if not history else {}
         runtime = cell_value(whole.get("train_runtime"))
         steps = cell_value(document.get("global_step"))
-        beside = sum(_other_runtimes(history[: history.index(whole)] if ends else ()))
-        factor = runtime / (runtime - beside) if runtime > beside else 1.0
+        evaluated = sum(_other_runtimes(history[: history.index(whole)] if ends else ()))
+        factor = runtime / (runtime - evaluated) if runtime > evaluated else 1.0
         rate = cell_value(whole.get("train_steps_per_second")) * factor
         seconds = runtime / factor / steps if runtime > 0 and steps > 0 else 1 / rate
         total = document.get("max_steps")
@@ -189,7 +189,7 @@ class TrainerState(JSONDialect):
                 self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
         job = self.out.job
         if seconds > 0 and len(job.table):
-            less = f" less the {beside:,.0f} s of its evaluations" if beside else ""
+            less = f" less the {evaluated:,.0f} s of its evaluations" if evaluated else ""
             job.note(f"The step time is the mean of the whole run{less}: no other was stored.")
         each = document.get("train_batch_size")
         if isinstance(each, int):

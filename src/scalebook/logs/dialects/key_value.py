@@ -365,11 +365,11 @@ class Pairs(LineDialect):
         if self.cut and not timed and row.keys() != self._columns_before:
             self.out.job.counts.broken_records += 1
             return True
-        bar = bar_state(line) if loss else None
-        drawn = bar is not None and bar[0] == row.get("step")
-        if "step" in row and (past := self._past(line, integer(f"{row['step']:.0f}"), total)):
+        drawn = bar_state(line) if loss else None
+        bar = drawn if drawn and drawn[0] == row.get("step") else None
+        if "step" in row and (past := self._past(line, int(row["step"]), total)):
             row["step"], total = row["step"] + past, total and total + past
-        if drawn and bar is not None:
+        if bar:
             self._ahead = self._ahead or bar[0] == 0  # it shows the loss of the step to come
             if row["step"] == self._bar and not self._ahead:  # drawn first with the loss before
                 self.out.job.table.amend("loss", row["loss"])

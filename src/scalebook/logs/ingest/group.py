@@ -27,7 +27,8 @@ _RESULT_SUFFIXES = {
     *(".gz", ".zst", ".xz", ".bz2", ".zip"),
 }
 _LOSS_AGREES = 1e-3
-_SUMMED = ("train_results.json", "all_results.json", "trainer_state.json", "trainer_log.jsonl")
+_HISTORIES = ("trainer_state.json", "trainer_log.jsonl")  # of Hugging Face
+_FULLER = {"train_results.json": ("all_results.json", *_HISTORIES), "all_results.json": _HISTORIES}
 MOST_FILES = 10_000
 # What is no text: an opener returns, for a file or a folder that it knows, what reads its runs.
 StoreReader: TypeAlias = Callable[[], Iterable[FileContent]]
@@ -97,8 +98,7 @@ def group_key(path: Path) -> str:
 
 def _summed_elsewhere(file: Path) -> bool:
     """Whether a file of Hugging Face's results lies next to one that holds more of the run."""
-    more = _SUMMED[_SUMMED.index(file.name) + 1 :] if file.name.endswith("s.json") else ()
-    return any((file.parent / name).exists() for name in more)
+    return any((file.parent / name).exists() for name in _FULLER.get(file.name, ()))
 
 
 def _agree(first: Job, second: Job) -> bool:
@@ -229,7 +229,7 @@ class SortedFiles:
     def _read(
         self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
     ) -> None:
-        if not named and file.name in _SUMMED and _summed_elsewhere(file):
+        if not named and _summed_elsewhere(file):
             self.notes.append(f"{file}: the files next to it hold more of its run.")
             return
         try:

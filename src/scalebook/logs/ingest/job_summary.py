@@ -279,6 +279,15 @@ def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str
     return [name for name in needed if said.get(name) is None]
 
 
+def _remarks(
+    numbers: RunMetrics | None, missing: list[str], end: str | None, trace: dict[str, Any]
+) -> list[str]:
+    """Return why there is no MFU, how a completed job ended, and what a trace lacks."""
+    no_mfu = numbers and numbers.tokens_per_second_per_gpu and not missing and numbers.mfu_reason
+    said = (f"No MFU: {no_mfu}" if no_mfu else None, end, trace.get("reason"))
+    return [one for one in said if one]
+
+
 def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
     """Return the summary of a job; None is what its log does not say."""
     if "model" not in known.values and (model := catalog_match(known)):
@@ -290,7 +299,6 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     notes = packing(known)
     trace = object_of(job.details.get("breakdown"))
     missing = _missing(job, known, numbers) if kind == "training" else []
-    no_mfu = numbers and numbers.tokens_per_second_per_gpu and not missing and numbers.mfu_reason
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -319,9 +327,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
-            *([f"No MFU: {no_mfu}"] if no_mfu else []),
-            *([reason] if status == "completed" and reason else []),
-            *([trace["reason"]] if trace.get("reason") else []),
+            *_remarks(numbers, missing, reason if status == "completed" else None, trace),
             *notes,
         ],
         "notes": notes,

@@ -169,14 +169,8 @@ def _start(job: Job) -> list[str]:
 
 def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return every warning about a job, the dialect's own first."""
-    found = [
-        *job.notes,
-        *_unsettled(job, known),
-        *known.notes,
-        *_start(job),
-        *_gaps(job),
-        *_utilisation(job),
-    ]
+    found = [*job.notes, *_unsettled(job, known), *known.notes, *_start(job), *_gaps(job)]
+    found += _utilisation(job)
     found += [] if _batch_changes(job) else _drift(job)
     for name, factor in rate_disagreements(job, known).items():
         found.append(
